@@ -4,7 +4,7 @@ import html
 import statistics
 from typing import Any, Final
 
-from ctxalloc._text import counted, size_text
+from ctxalloc._text import counted, printable, size_text
 
 _WIDTH: Final = 420
 _BAR: Final = 16
@@ -42,6 +42,15 @@ pre {{ overflow: auto; border: 1px solid var(--line); padding: .6rem; font-size:
 """
 
 
+def _escaped(text: str) -> str:
+    """As text of the page: without what a terminal would obey, whoever prints the page."""
+    return html.escape(printable(text))
+
+
+def _lines(text: str) -> str:
+    return "\n".join(map(_escaped, text.split("\n")))
+
+
 def page(name: str, told: dict[str, Any], together: str | None) -> str:
     """A page of what ``_recommend.as_json`` tells."""
     summary = (
@@ -55,16 +64,16 @@ def page(name: str, told: dict[str, Any], together: str | None) -> str:
     if together is not None:
         summary += f" All in one process: {together}."
     partial = "<p class=partial>Interrupted: this is what was measured until then." if told["is_partial"] else ""
-    left = "".join(f"<h2><bdi>{html.escape(one)}</bdi>: not measured</h2>" for one in told["routes_left"])
+    left = "".join(f"<h2><bdi>{_escaped(one)}</bdi>: not measured</h2>" for one in told["routes_left"])
     return _PAGE.format(
-        title=html.escape(f"ctxalloc: advice from {name}"),
-        summary=html.escape(summary) + partial,
+        title=_escaped(f"ctxalloc: advice from {name}"),
+        summary=_escaped(summary) + partial,
         routes="".join(map(_route, told["routes"])) + left,
         snippets="".join(
-            f"<h3>{html.escape(where)}</h3><pre>{html.escape(text)}</pre>" for where, text in told["snippets"].items()
+            f"<h3>{_escaped(where)}</h3><pre>{_lines(text)}</pre>" for where, text in told["snippets"].items()
         )
         or "<p>nothing",
-        rules="".join(f"<li>{html.escape(rule)}" for rule in told["rules"]),
+        rules="".join(f"<li>{_escaped(rule)}" for rule in told["rules"]),
     )
 
 
@@ -82,9 +91,9 @@ def _route(one: dict[str, Any]) -> str:
     rows += [("changed by", text) for text in one["would_change"]]
     if one["is_partial"]:
         rows.append(("interrupted", "measured in part"))
-    listed = "".join(f"<dt>{html.escape(what)}<dd>{html.escape(text)}" for what, text in rows)
+    listed = "".join(f"<dt>{_escaped(what)}<dd>{_escaped(text)}" for what, text in rows)
     return (
-        f"<h2><bdi>{html.escape(one['route'])}</bdi>: <span class={one['verdict']}>{html.escape(headline)}</span></h2>"
+        f"<h2><bdi>{_escaped(one['route'])}</bdi>: <span class={one['verdict']}>{_escaped(headline)}</span></h2>"
         f"<dl>{listed}</dl><div class=pictures>{_pictures(one)}</div>"
     )
 
@@ -116,10 +125,10 @@ def _bars(what: str, values: dict[str, list[float]], scale: float | None, unit: 
         long, low, most = (value / top * 200 for value in (median, min(rounds), max(rounds)))
         middle = y + _BAR / 2
         parts.append(
-            f'<text x="0" y="{y + 12}">{html.escape(name)}</text>'
+            f'<text x="0" y="{y + 12}">{_escaped(name)}</text>'
             f'<rect class=bar x="110" y="{y}" width="{long:.1f}" height="{_BAR}"/>'
             f'<line class=spread x1="{110 + low:.1f}" x2="{110 + most:.1f}" y1="{middle}" y2="{middle}"/>'
-            f'<text x="{118 + most:.1f}" y="{y + 12}">{html.escape(text)}</text>'
+            f'<text x="{118 + most:.1f}" y="{y + 12}">{_escaped(text)}</text>'
         )
     return _figure(what, parts, len(values) * (_BAR + 8))
 
@@ -136,7 +145,7 @@ def _sizes(sizes: dict[str, int]) -> str:
         label = f"{counts.get(size, 0)} blocks of up to {size_text(1 << size)}"
         parts.append(
             f'<rect class=bar x="{x:.1f}" y="{80 - high:.1f}" width="{width - 1:.1f}" height="{high:.1f}">'
-            f"<title>{html.escape(label)}</title></rect>"
+            f"<title>{_escaped(label)}</title></rect>"
         )
     parts.append(f'<text x="0" y="96">{size_text(1 << first)}</text>')
     parts.append(f'<text x="{max(90, (last - first) * width):.1f}" y="96">{size_text(1 << last)}</text>')
@@ -144,7 +153,7 @@ def _sizes(sizes: dict[str, int]) -> str:
 
 
 def _figure(what: str, parts: list[str], height: float) -> str:
-    said = html.escape(what)
+    said = _escaped(what)
     return (
         f'<figure><figcaption>{said}</figcaption><svg width="{_WIDTH}" height="{height}" role=img aria-label="{said}">'
         f"{''.join(parts)}</svg></figure>"

@@ -24,6 +24,15 @@ def _text(file: str, offset: int, count: int, places: int, reason: str) -> str:
     return f"{where}: {reason}; what follows is"
 
 
+def nothing(path: object, what: str, gaps: Gaps) -> str:
+    """Why a recording has nothing of it, with its first gap: that is where it may have been."""
+    found = texts_of(gaps)
+    if not found:
+        return f"{path} has no {what}; record for longer, or with a smaller one_in"
+    more = f", and in {counted(len(found) - 1, 'more place')}" if len(found) > 1 else ""
+    return f"{path} has no {what} that can be read: {found[0]}{more}"
+
+
 def as_json(gaps: Gaps) -> list[dict[str, Any]]:
     """The same for programs."""
     names = ("file", "offset", "bytes", "places", "reason")

@@ -81,7 +81,7 @@ def advise(
     except (OSError, ValueError, RuntimeError) as error:
         raise UsageError(str(error)) from None
     if not routes:
-        raise UsageError(f"{path} has no finished request; record for longer, or with a smaller one_in")
+        raise UsageError(_gaps.nothing(path, "finished request", whole["gaps"]))
     count = len(routes)
     if only is not None:
         wanted = [route for route in routes if route["name"] == only]
@@ -329,36 +329,48 @@ def gain_text(gain: dict[str, Any]) -> str:
 
 def _print(path: Path, found: Found, out: TextIO) -> None:
     told = as_json(path, found)
-    print(f"\n{path.name}: {counted(told['requests'], 'request')} in {counted(len(told['routes']), 'route')}", file=out)
+
+    def tell(text: str) -> None:
+        print(printable(text), file=out)  # names of routes are a program's own
+
+    print(file=out)
+    tell(f"{path.name}: {counted(told['requests'], 'request')} in {counted(len(told['routes']), 'route')}")
     if told["is_partial"]:
-        print("  interrupted: what follows is what was measured until then", file=out)
+        tell("  interrupted: what follows is what was measured until then")
     for one in told["routes"]:
         partial = " (measured in part)" if one["is_partial"] else ""
-        print(f"\n{printable(one['route'])}: {headline(one)}{partial}", file=out)
-        print(f"  why         {printable(one['reason'])}", file=out)
+        print(file=out)
+        tell(f"{one['route']}: {headline(one)}{partial}")
+        tell(f"  why         {one['reason']}")
         if one["gain"] is not None:
-            print(f"  measured    {gain_text(one['gain'])}", file=out)
+            tell(f"  measured    {gain_text(one['gain'])}")
         if one["limit_bytes"] is not None:
             sizes = f"limit_bytes={one['limit_bytes']} ({size_text(one['limit_bytes'])})"
             sizes += f", reserve_bytes={one['reserve_bytes']} ({size_text(one['reserve_bytes'])})"
-            print(f"  set         {sizes}", file=out)
+            tell(f"  set         {sizes}")
         if one["warm_bytes"] is not None:
-            print(f"  keep warm   {size_text(one['warm_bytes'])} for {one['decay_seconds']:g} s", file=out)
-        print(f"  rests on    {one['confidence']}", file=out)
+            tell(f"  keep warm   {size_text(one['warm_bytes'])} for {one['decay_seconds']:g} s")
+        tell(f"  rests on    {one['confidence']}")
         for number, text in enumerate(one["would_change"]):
-            print(f"  {'changed by' if number == 0 else '':<11} {text}", file=out)
+            tell(f"  {'changed by' if number == 0 else '':<11} {text}")
     for name in told["routes_left"]:
-        print(f"\n{printable(name)}: not measured", file=out)
+        print(file=out)
+        tell(f"{name}: not measured")
     if told["warm_bytes"] is None:
-        print(f"\n{ALL_ROUTES} together: no route has a pool, so there is nothing to keep warm", file=out)
+        print(file=out)
+        tell(f"{ALL_ROUTES} together: no route has a pool, so there is nothing to keep warm")
     else:
         warm = f"warm_bytes={told['warm_bytes']}, decay_seconds={told['decay_seconds']:g}"
-        print(f"\n{ALL_ROUTES} together: keep {warm} (ctxalloc.configure)", file=out)
+        print(file=out)
+        tell(f"{ALL_ROUTES} together: keep {warm} (ctxalloc.configure)")
     if (together := together_text(told)) is not None:
-        print(f"  {printable(together)}", file=out)
+        tell(f"  {together}")
     for where, snippet in told["snippets"].items():
-        print(f"\n# {where}", file=out)
-        print("\n".join(printable(line) for line in snippet.splitlines()), file=out)
-    print("\nrules:", file=out)
+        print(file=out)
+        tell(f"# {where}")
+        for line in snippet.splitlines():
+            tell(line)
+    print(file=out)
+    tell("rules:")
     for rule in told["rules"]:
-        print(f"  - {rule}", file=out)
+        tell(f"  - {rule}")

@@ -20,7 +20,7 @@ from typing import Any, Final, NamedTuple, TextIO
 
 from ctxalloc import _gaps, _native
 from ctxalloc._program import UsageError
-from ctxalloc._text import counted, size_text, table
+from ctxalloc._text import counted, printable, size_text, table
 
 STRATEGIES: Final = ("default", "pool", "arena", "hugepages")
 """What is compared unless others are asked for."""
@@ -109,10 +109,10 @@ def measured(
             for strategy in (*strategies[at:], *strategies[:at]):
                 shown(f"round {number + 1} of {rounds}: {strategy}")
                 routes = (by_route or {}).get(strategy)
-                yield strategy, {**facts, **_in_a_process(plan, strategy if routes is None else BASE, routes)}
+                yield strategy, {**facts, **_in_a_process(path, plan, strategy if routes is None else BASE, routes)}
 
 
-def _in_a_process(plan: Path, strategy: str, by_route: Mapping[str, str] | None) -> dict[str, Any]:
+def _in_a_process(path: Path, plan: Path, strategy: str, by_route: Mapping[str, str] | None) -> dict[str, Any]:
     command = [sys.executable, "-m", "ctxalloc._replay_one", strategy]
     asked = None if by_route is None else dict(by_route)
     pipe = subprocess.PIPE
@@ -134,7 +134,9 @@ def _in_a_process(plan: Path, strategy: str, by_route: Mapping[str, str] | None)
         raise StoppedError
     if process.returncode != 0:
         text = said.decode("utf-8", "replace").strip()
-        raise FailedError(text or f"the replay with {strategy} ended with status {process.returncode}")
+        if text.startswith("strategy="):  # there is none of that name: no recording's fault
+            raise FailedError(text)
+        raise FailedError(f"{path}: {text or f'the replay with {strategy} ended with status {process.returncode}'}")
     numbers: dict[str, Any] = json.loads(out)
     return numbers
 
@@ -162,7 +164,7 @@ def progress_on(out: TextIO) -> Callable[[str], None]:
     """Shows what is done now, in one line of a terminal; nothing elsewhere. An empty text clears the line."""
     if not out.isatty():
         return lambda _: None
-    return lambda text: print(f"\r\x1b[K{text[:100]}", end="", file=out, flush=True)
+    return lambda text: print(f"\r\x1b[K{printable(text)[:100]}", end="", file=out, flush=True)
 
 
 def replay(
@@ -187,7 +189,7 @@ def replay(
             rounds_of[strategy].append(round_of(numbers))
             facts = numbers
             if not numbers["requests"] and route is None:
-                raise UsageError(f"{path} has no request; record for longer, or with a smaller one_in")
+                raise UsageError(_gaps.nothing(path, "request", numbers["gaps"]))
             if route is not None and not numbers["requests"]:
                 raise UsageError(
                     f"--route {route!r}: no request of the recording has this name; `trace info` shows them"

@@ -1,8 +1,9 @@
 """Sizes and tables as text, for the command line and the tests' reports."""
 
 import importlib.util
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, TextIO, TypedDict
 
 say: Final = print
@@ -59,27 +60,49 @@ def printable(text: str) -> str:
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
+_LONGEST: Final = 60
+
+
+def shortened(text: str) -> str:
+    """A name for a line or a column: printable, and cut in its middle where it is long."""
+    first, last = printable(text[:_LONGEST]), printable(text[-_LONGEST:])
+    if len(text) <= _LONGEST and len(first) <= _LONGEST:
+        return first
+    return f"{first[:38]}...{last[-19:]}"
+
+
+_MAX_RICH: Final = 500
+"""So many rows may be a table of ``rich``, which keeps each of them."""
+
 _LEFT: Final = ("where", "value")
 """Heads of columns that are text; the first column is too."""
 
 
 def table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], out: TextIO) -> None:
-    """Prints a table: by ``rich`` where that is there and ``out`` is a terminal, else as plain text."""
+    """Prints a table: by ``rich`` where that is there and ``out`` is a terminal, else as plain text.
+
+    In plain text it goes through the rows twice, and keeps none.
+    """
     if not rows:
         return
-    title, rows = printable(title), [[printable(cell) for cell in row] for row in rows]
-    if out.isatty() and importlib.util.find_spec("rich"):
+    title = printable(title)
+    if len(rows) <= _MAX_RICH and out.isatty() and importlib.util.find_spec("rich"):
         _rich_table(title, heads, rows, out)
         return
-    texts = [list(heads), *(list(row) for row in rows)]
-    widths = [max(len(row[column]) for row in texts) for column in range(len(heads))]
+    widths = [len(head) for head in heads]
+    for cells in _printable(rows):
+        widths = [max(width, len(cell)) for width, cell in zip(widths, cells, strict=True)]
     say(f"\n{title}", file=out)
-    for row in texts:
+    for texts in itertools.chain([heads], _printable(rows)):
         cells = [
             cell.ljust(width) if column == 0 or heads[column] in _LEFT else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            for column, (cell, width) in enumerate(zip(texts, widths, strict=True))
         ]
         say(f"  {'  '.join(cells)}".rstrip(), file=out)
+
+
+def _printable(rows: Iterable[Sequence[str]]) -> Iterator[list[str]]:
+    return ([printable(cell) for cell in row] for row in rows)
 
 
 def _rich_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]], out: TextIO) -> None:
@@ -93,6 +116,6 @@ def _rich_table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]],
     made: Any = rich.table.Table(title=plain(title), title_justify="left", box=None, pad_edge=False)
     for column, head in enumerate(heads):
         made.add_column(head, justify="left" if column == 0 or head in _LEFT else "right", overflow="fold")
-    for row in rows:
+    for row in _printable(rows):
         made.add_row(*map(plain, row))
     rich.console.Console(file=out).print(made)

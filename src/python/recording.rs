@@ -5,11 +5,12 @@ use super::text::repr_of;
 use crate::recording::{
     Event, Gap, Options, Reading, Recorder, Recording, Sums, What, record as record_into, stop_any,
 };
-use pyo3::exceptions::PyTypeError;
+use crate::tune::trace::{Export, Info, Perfetto, Pprof, Quantiles, Rmm};
+use pyo3::exceptions::{PyIndexError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyDict};
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Records what requests of this process ask of memory, whole requests by name, into a file for ``ctxalloc trace`` and
 /// ``ctxalloc replay``, until it is stopped::
@@ -130,7 +131,7 @@ pub(super) fn gaps_of(recording: &Recording) -> Vec<GapNumbers> {
 /// A recording that was read.
 #[pyclass(name = "_Recording", module = "ctxalloc", frozen)]
 pub(super) struct PyRecording {
-    recording: Recording,
+    recording: Arc<Recording>,
     /// How many events were read last, and where that is: who goes on there need not begin anew.
     read: Mutex<(usize, Reading)>,
 }
@@ -141,7 +142,7 @@ impl PyRecording {
     #[new]
     #[pyo3(signature = (path, /))]
     fn new(py: Python<'_>, path: PathBuf) -> PyResult<Self> {
-        Ok(Self { recording: py.detach(|| Recording::open(path))?, read: Mutex::default() })
+        Ok(Self { recording: Arc::new(py.detach(|| Recording::open(path))?), read: Mutex::default() })
     }
 
     #[getter]
@@ -180,6 +181,24 @@ impl PyRecording {
         gaps_of(&self.recording)
     }
 
+    /// What the requests of each name did.
+    fn info(&self) -> PyInfo {
+        PyInfo(Mutex::new(Info::new(&self.recording)))
+    }
+
+    /// A file for another tool: ``rmm.csv``, ``perfetto``, or ``pprof`` before it is compressed, for which ``classes``
+    /// says how sizes up to each power of two are called.
+    #[pyo3(signature = (to, classes, /))]
+    fn export(&self, to: &str, classes: Vec<String>) -> PyResult<PyExport> {
+        let export: Box<dyn Export> = match to {
+            "rmm.csv" => Box::new(Rmm::new(&self.recording)),
+            "perfetto" => Box::new(Perfetto::new(&self.recording)),
+            "pprof" => Box::new(Pprof::new(&self.recording, classes)),
+            _ => return Err(PyValueError::new_err(format!("no recording is exported to {to:?}"))),
+        };
+        Ok(PyExport(Mutex::new(Some((export, Vec::new())))))
+    }
+
     /// Some events, from this one on. OSError: a file cannot be read any more; ValueError: it was changed.
     #[pyo3(signature = (start, count, /))]
     fn events(&self, start: usize, count: usize) -> PyResult<Vec<EventNumbers>> {
@@ -196,5 +215,104 @@ impl PyRecording {
             read.0 += 1;
         }
         Ok(found)
+    }
+}
+
+/// What the requests of each name did: read bit by bit, and told row by row, since there may be many.
+#[pyclass(name = "_RecordedInfo", module = "ctxalloc", frozen)]
+pub(super) struct PyInfo(Mutex<Info>);
+
+impl PyInfo {
+    fn lock(&self) -> MutexGuard<'_, Info> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl PyInfo {
+    /// Reads some events; whether there are more. OSError: a file cannot be read any more. ValueError: it was changed,
+    /// or would take more memory than it has bytes.
+    fn read(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(py.detach(|| self.lock().read())?)
+    }
+
+    #[getter]
+    fn events(&self) -> u64 {
+        self.lock().events
+    }
+
+    #[getter]
+    fn span_ns(&self) -> u64 {
+        self.lock().span_ns()
+    }
+
+    /// The bytes that the blocks of each row had: rows are in the order in which their names came first.
+    fn total_bytes(&self) -> Vec<u64> {
+        self.lock().rows().iter().map(|row| row.total_bytes).collect()
+    }
+
+    /// A row.
+    #[pyo3(signature = (at, /))]
+    fn row<'py>(&self, py: Python<'py>, at: usize) -> PyResult<Bound<'py, PyDict>> {
+        let info = self.lock();
+        let row = info.rows().get(at).ok_or_else(|| PyIndexError::new_err(at))?;
+        let told = PyDict::new(py);
+        told.set_item("name", info.name(row))?;
+        let handlers = PyDict::new(py);
+        for (name, count) in info.handlers(row) {
+            handlers.set_item(name, count)?;
+        }
+        told.set_item("handlers", handlers)?;
+        let classes = PyDict::new(py);
+        for &(class, count) in row.classes() {
+            classes.set_item(class, count)?;
+        }
+        told.set_item("classes", classes)?;
+        for (name, value) in [
+            ("requests", row.requests),
+            ("ended", row.ended()),
+            ("blocks", row.blocks),
+            ("total_bytes", row.total_bytes),
+            ("zeroed_blocks", row.zeroed),
+            ("resizes", row.resizes),
+            ("moved", row.moved),
+            ("refused", row.refused),
+            ("refused_allocations", row.refused_allocations),
+            ("escaped_bytes", row.escaped_bytes),
+            ("freed_on_other_threads", row.freed_elsewhere),
+        ] {
+            told.set_item(name, value)?;
+        }
+        told.set_item("escaped_blocks", row.escaped)?;
+        let four = |found: Option<Quantiles>| found.map(|found| (found.p50, found.p95, found.p99, found.max));
+        told.set_item("peak_bytes", four(row.peak_bytes()))?;
+        told.set_item("nanoseconds", four(row.nanoseconds()))?;
+        told.set_item("lifetime_nanoseconds", four(row.lifetimes()))?;
+        Ok(told)
+    }
+}
+
+/// The parts of a file for another tool, one after the other.
+#[pyclass(name = "_Export", module = "ctxalloc", frozen)]
+pub(super) struct PyExport(Mutex<Option<Making>>);
+
+/// And the part that it made last.
+type Making = (Box<dyn Export>, Vec<u8>);
+
+#[pymethods]
+impl PyExport {
+    fn __iter__(this: Bound<'_, Self>) -> Bound<'_, Self> {
+        this
+    }
+
+    /// OSError: a file cannot be read any more. ValueError: it was changed, or would take more memory than it has bytes.
+    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((mut export, mut part)) = lock().take() else { return Ok(None) };
+        part.clear();
+        let has_more = py.detach(|| export.more(&mut part))?;
+        let told = PyBytes::new(py, &part);
+        *lock() = has_more.then_some((export, part));
+        Ok(Some(told))
     }
 }

@@ -113,6 +113,15 @@ impl Bodies {
         all.shrink_to_fit();
     }
 
+    /// What they take of memory, without the files' list.
+    pub(super) fn memory_bytes(&self) -> usize {
+        let names = |numbers: &Numbers| numbers.names.memory_bytes() + numbers.handlers.memory_bytes();
+        self.all.capacity() * size_of::<Body>()
+            + self.stretches.capacity() * size_of::<Stretch>()
+            + self.numbers.iter().map(|numbers| size_of::<Numbers>() + names(numbers)).sum::<usize>()
+            + self.files.memory_bytes()
+    }
+
     /// The one that comes after so many.
     pub(super) fn get(&self, at: usize) -> Option<Body> {
         self.all.get(at).copied()

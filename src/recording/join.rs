@@ -11,6 +11,7 @@ use super::run::Run;
 use super::texts::NumberedNames;
 use crate::error::Error;
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::Arc;
 
 /// The events of a recording: those of the files that make sense.
@@ -28,6 +29,10 @@ pub(super) struct Joined {
     pub(super) other_requests: u64,
     /// Requests that have a number, and no beginning.
     pub(super) missing_requests: u64,
+    /// The most blocks alive at one time.
+    pub(super) max_live_blocks: u64,
+    /// What going through the events takes.
+    merge_bytes: usize,
 }
 
 const DROPPED: u8 = 0;
@@ -40,6 +45,8 @@ const UNLINKED: u8 = 2;
 pub(super) struct Place {
     merge: Merge,
     seen: usize,
+    /// The body that the last event is in.
+    at: u64,
 }
 
 /// Joins what the processes recorded, and looks what of it makes sense.
@@ -130,6 +137,7 @@ pub(super) fn join(
     let missing =
         |&(numbered, begun): &(Option<u64>, u64)| numbered.map_or(0, |numbered| numbered.saturating_sub(begun));
     joined.missing_requests = requests.iter().map(missing).sum();
+    (joined.max_live_blocks, joined.merge_bytes) = (sense.max_live, merge.max_bytes());
     joined.torn = sense.torn;
     joined.torn.sort_unstable();
     Ok((joined, processes))
@@ -143,6 +151,7 @@ impl Joined {
     pub(super) fn next(&self, place: &mut Place) -> Result<Option<Event>, Error> {
         while let Some(Next { told, place: at, .. }) = place.merge.next(&self.bodies)? {
             let Told::Event(mut event) = told else { continue };
+            place.at = at;
             let changed = || self.bodies.files.bad(at - 1, CHANGED);
             let verdict = self.verdicts.get(place.seen / 4).ok_or_else(changed)? >> (place.seen % 4 * 2) & 3;
             place.seen += 1;
@@ -162,6 +171,16 @@ impl Joined {
             return Ok(Some(event));
         }
         Ok(None)
+    }
+
+    /// The file and the offset in it of the body that the last event is in.
+    pub(super) fn place_of(&self, place: &Place) -> (&Path, u64) {
+        self.bodies.files.place_of(place.at.saturating_sub(1))
+    }
+
+    /// What it takes of memory, and who goes through its events.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.verdicts.capacity() + self.torn.capacity() * 4 + self.merge_bytes + self.bodies.memory_bytes()
     }
 
     /// Whether this request was open where a gap is.
@@ -200,6 +219,8 @@ struct Sense {
     blocks: Pages<u32>,
     torn: Vec<u32>,
     last: Option<Event>,
+    live: u64,
+    max_live: u64,
 }
 
 const BEGUN: u32 = 1;
@@ -237,6 +258,8 @@ impl Sense {
                 let is_new = self.blocks.get(block) == 0;
                 if is_new {
                     self.blocks.set(block, mark(event.request), room)?;
+                    self.live += 1;
+                    self.max_live = self.max_live.max(self.live);
                 }
                 is_new
             }
@@ -245,6 +268,7 @@ impl Sense {
                 let is_its = self.blocks.get(block) == mark(event.request);
                 if is_its {
                     self.blocks.set(block, FREED, room)?;
+                    self.live -= 1;
                 }
                 is_its
             }

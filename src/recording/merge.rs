@@ -71,6 +71,8 @@ pub(super) struct Merge {
     reading: BinaryHeap<Reverse<Cursor>>,
     /// What these have in memory.
     memory_bytes: usize,
+    /// The most that they had.
+    max_bytes: usize,
     pub(super) room: Room,
 }
 
@@ -90,7 +92,12 @@ pub(super) struct Next {
 
 impl Merge {
     pub(super) fn new(room: Room) -> Self {
-        Self { next: 0, reading: BinaryHeap::new(), memory_bytes: 0, room }
+        Self { next: 0, reading: BinaryHeap::new(), memory_bytes: 0, max_bytes: 0, room }
+    }
+
+    /// The most memory that it had: who goes through the same bodies again needs as much.
+    pub(super) fn max_bytes(&self) -> usize {
+        self.max_bytes + self.reading.capacity() * size_of::<Cursor>()
     }
 
     /// The event behind those that were read.
@@ -144,6 +151,7 @@ impl Merge {
         let told = bodies.joined(stretch.run, place, told)?;
         self.room.take_for(rest.memory_bytes(), TOO_WIDE).map_err(full)?;
         self.memory_bytes += rest.memory_bytes();
+        self.max_bytes = self.max_bytes.max(self.memory_bytes);
         self.reading.push(Reverse(Cursor { told, stretch, place, rest }));
         Ok(())
     }

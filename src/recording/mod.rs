@@ -36,10 +36,14 @@ pub use gaps::Gap;
 pub use header::Header;
 pub(crate) use noted::{Choice, Noted, begin};
 pub use options::Options;
+#[cfg(any(test, feature = "python"))]
+pub(crate) use pages::Pages;
 pub(crate) use recorder::flush;
 #[cfg(feature = "python")]
 pub(crate) use recorder::stop_any;
 pub use recorder::{Recorder, record};
+#[cfg(any(test, feature = "python"))]
+pub(crate) use room::{Full, Room};
 
 use crate::error::Error;
 use join::{Joined, Place};
@@ -171,6 +175,14 @@ impl Recording {
         }
     }
 
+    /// The file and the offset of what was read last; `None`: it is in no file.
+    pub(crate) fn place_of(&self, reading: &Reading) -> Option<(&Path, u64)> {
+        match &self.events {
+            Events::Given(_) => None,
+            Events::Read(joined) => Some(joined.place_of(&reading.place)),
+        }
+    }
+
     /// When each thread of its events had ended: where that is not told, after the last of its events.
     ///
     /// # Errors
@@ -179,6 +191,27 @@ impl Recording {
         match &self.events {
             Events::Given(events) => Ok(events.iter().map(|event| (event.thread, event.at_ns)).collect()),
             Events::Read(joined) => joined.thread_ends(),
+        }
+    }
+
+    /// What it takes of memory, and with it one who reads its events.
+    #[cfg(any(test, feature = "python"))]
+    pub(crate) fn memory_bytes(&self) -> usize {
+        let names = self.names.iter().chain(&self.handlers);
+        let texts = names.map(|name| name.capacity() + size_of::<String>()).sum::<usize>();
+        texts
+            + match &self.events {
+                Events::Given(events) => events.capacity() * size_of::<Event>(),
+                Events::Read(joined) => joined.memory_bytes(),
+            }
+    }
+
+    /// The most blocks that are alive at one time.
+    #[cfg(any(test, feature = "python"))]
+    pub(crate) fn max_live_blocks(&self) -> u64 {
+        match &self.events {
+            Events::Given(events) => events.len() as u64,
+            Events::Read(joined) => joined.max_live_blocks,
         }
     }
 

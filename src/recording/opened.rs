@@ -73,6 +73,17 @@ impl Files {
         self.all.last().map_or(0, |last| 2 * size_of::<Opened>() + last.path.as_os_str().len())
     }
 
+    /// What memory the list of them takes.
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.all.iter().map(|file| 2 * size_of::<Opened>() + file.path.as_os_str().len()).sum()
+    }
+
+    /// The file of a place, and the offset in it.
+    pub(super) fn place_of(&self, place: u64) -> (&Path, u64) {
+        let file = self.of(place);
+        (&file.path, place - file.begin)
+    }
+
     fn of(&self, place: u64) -> &Opened {
         let at = self.all.partition_point(|file| file.begin <= place).saturating_sub(1);
         &self.all[at]

@@ -9,7 +9,7 @@ const LENGTH: u64 = 64;
 const SCATTERED: &str = "its numbers lie farther apart than those of any recording";
 
 #[derive(Debug, Clone)]
-pub(super) struct Pages<T>(HashMap<u64, Box<[T; LENGTH as usize]>>);
+pub(crate) struct Pages<T>(HashMap<u64, Box<[T; LENGTH as usize]>>);
 
 impl<T> Default for Pages<T> {
     fn default() -> Self {
@@ -22,11 +22,11 @@ impl<T: Copy + Default> Pages<T> {
     const BYTES: usize = LENGTH as usize * size_of::<T>() + 64;
 
     /// The default where nothing was set.
-    pub(super) fn get(&self, number: u64) -> T {
+    pub(crate) fn get(&self, number: u64) -> T {
         self.0.get(&(number / LENGTH)).map_or_else(T::default, |page| page[(number % LENGTH) as usize])
     }
 
-    pub(super) fn set(&mut self, number: u64, value: T, room: &mut Room) -> Result<(), Full> {
+    pub(crate) fn set(&mut self, number: u64, value: T, room: &mut Room) -> Result<(), Full> {
         let at = (number % LENGTH) as usize;
         if let Some(page) = self.0.get_mut(&(number / LENGTH)) {
             page[at] = value;
@@ -40,7 +40,7 @@ impl<T: Copy + Default> Pages<T> {
     }
 
     /// Gives its memory back.
-    pub(super) fn give_back(self, room: &mut Room) {
+    pub(crate) fn give_back(self, room: &mut Room) {
         room.give(self.0.len() * Self::BYTES);
     }
 }

@@ -22,6 +22,8 @@ use std::collections::HashMap;
 use std::path::Path;
 
 const HIGHEST_NUMBER_OF_A_NAME: u64 = 1 << 16;
+/// Whoever tells a text has it in memory several times. A recorder cuts names after 256 bytes.
+const MAX_TEXT_BYTES: usize = 512 << 10;
 /// So many processes have room beside those that have enough bytes in the files.
 const PROCESSES: usize = 1024;
 const BYTES_FOR_EACH_PROCESS: u64 = 2048;
@@ -246,6 +248,9 @@ impl Reader {
         if kind == PROCESS {
             self.room.take(rest.len())?; // for its texts
             let process = Process::read(rest).ok_or("what a process says of itself is not complete")?;
+            if process.version.len().max(process.system.len()) > MAX_TEXT_BYTES {
+                return Err("what a process says of itself is longer than what any recorder writes".into());
+            }
             self.highest_one_in = self.highest_one_in.max(process.one_in);
             let key = (process.pid, process.began_unix_ns);
             let known = self.run_of.get(&key).copied();
@@ -289,6 +294,9 @@ impl Reader {
                     NAME => (&mut run.names, &mut self.names),
                     _ => (&mut run.handlers, &mut self.handlers),
                 };
+                if name.len() > MAX_TEXT_BYTES {
+                    return Err("a name is longer than those that any recorder writes".into());
+                }
                 if number > HIGHEST_NUMBER_OF_A_NAME {
                     return Err("a name has a number that no recorder gives".into());
                 }

@@ -2,35 +2,35 @@
 
 /// What would need more memory than there is, and so comes from no recorder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Full(pub(super) &'static str);
+pub(crate) struct Full(pub(crate) &'static str);
 
 /// So many bytes are left.
 #[derive(Debug, Default, Clone)]
-pub(super) struct Room(pub(super) usize);
+pub(crate) struct Room(pub(crate) usize);
 
 impl Room {
     const REASON: &str = "to read on would take more memory than its bytes";
 
     /// For who reads again what has been read.
-    pub(super) fn unlimited() -> Self {
+    pub(crate) fn unlimited() -> Self {
         Self(usize::MAX)
     }
 
-    pub(super) fn take(&mut self, bytes: usize) -> Result<(), Full> {
+    pub(crate) fn take(&mut self, bytes: usize) -> Result<(), Full> {
         self.take_for(bytes, Self::REASON)
     }
 
-    pub(super) fn take_for(&mut self, bytes: usize, reason: &'static str) -> Result<(), Full> {
+    pub(crate) fn take_for(&mut self, bytes: usize, reason: &'static str) -> Result<(), Full> {
         self.0 = self.0.checked_sub(bytes).ok_or(Full(reason))?;
         Ok(())
     }
 
-    pub(super) fn give(&mut self, bytes: usize) {
+    pub(crate) fn give(&mut self, bytes: usize) {
         self.0 = self.0.saturating_add(bytes);
     }
 
     /// Adds one to a list, which has little more memory than it needs.
-    pub(super) fn push<T>(&mut self, list: &mut Vec<T>, value: T) -> Result<(), Full> {
+    pub(crate) fn push<T>(&mut self, list: &mut Vec<T>, value: T) -> Result<(), Full> {
         if list.len() == list.capacity() {
             let more = list.len() / 32 + 16;
             self.take(more * size_of::<T>())?;

@@ -48,6 +48,10 @@ impl NumberedNames {
         self.0.get(usize::try_from(number).ok()?).copied().filter(|&name| name != u32::MAX)
     }
 
+    pub(super) fn memory_bytes(&self) -> usize {
+        self.0.capacity() * size_of::<u32>()
+    }
+
     pub(super) fn set(&mut self, number: u64, name: u32, room: &mut Room) -> Result<(), Full> {
         while self.0.len() as u64 <= number {
             room.push(&mut self.0, u32::MAX)?;

@@ -19,6 +19,8 @@ mod replay;
 mod steps;
 mod stored;
 mod summary;
+#[cfg(any(test, feature = "python"))]
+pub(crate) mod trace;
 
 pub use choice::Choice;
 pub use plan::{Facts, Plan};

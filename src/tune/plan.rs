@@ -15,12 +15,15 @@ use super::model::Account;
 use super::phases::{Last, Phases};
 use super::steps::{Act, Lane, Step, Turn, Wait};
 use crate::error::Error;
-use crate::recording::{Event, Recording, Sums, What};
+use crate::recording::{Event, Reading, Recording, Sums, What};
+use crate::strategy::account::MAX_DEPTH;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
 #[derive(Debug)]
 pub(super) struct Planned {
+    /// Which it is in the recording.
+    pub(super) number: u64,
     /// The request that it is inside of.
     pub(super) parent: Option<u32>,
     /// The name of the outermost request around it, or its own: an index into the plan's names.
@@ -108,10 +111,15 @@ impl Plan {
     /// [`Recording::events`].
     pub fn new(recording: &Recording, route: Option<&str>, on_one_thread: bool) -> Result<Self, Error> {
         let mut planner = Planner::new(recording, route, on_one_thread)?;
-        for event in recording.events() {
-            let event = event?;
+        let mut reading = Reading::default();
+        while let Some(event) = recording.next_event(&mut reading)? {
             planner.lives.end_before(event.at_ns);
-            planner.add(&event)?;
+            planner.add(&event).map_err(|error| match (error, recording.place_of(&reading)) {
+                (Error::Replay { what, advice }, Some((file, offset))) => {
+                    Error::Replay { what: format!("{what} ({}, at byte {offset})", file.display()), advice }
+                }
+                (error, _) => error,
+            })?;
         }
         planner.finish()
     }
@@ -127,11 +135,20 @@ pub(super) fn contradicts(what: String) -> Error {
     Error::Replay { what: format!("the recording contradicts itself: {what}"), advice: "record anew" }
 }
 
+/// What an account says, for people.
+pub(super) fn plainly(sums: &Sums) -> String {
+    let Sums { peak_bytes, total_bytes, blocks, live_bytes, .. } = sums;
+    let blocks = if *blocks == 1 { "1 block".to_owned() } else { format!("{blocks} blocks") };
+    format!("{blocks} of {total_bytes} bytes, {peak_bytes} at the peak and {live_bytes} at its end")
+}
+
 /// From so many bytes on a block is large: much of the resident memory, and so in the order of `phases.rs`.
 const LARGE_BYTES: u64 = 64 << 10;
 
 struct OpenRequest {
     index: u32,
+    /// How many are around it.
+    depth: usize,
     /// The outermost request around it, by its number in `roots`.
     root: usize,
     account: Account,
@@ -311,32 +328,48 @@ impl<'a> Planner<'a> {
         // One around it that is over, or not in the recording, is none.
         let around = self.requests.get_mut(&parent).filter(|found| !found.has_ended).map(|found| {
             found.has_inner = true;
-            (found.index, found.root)
+            (found.index, found.root, found.depth + 1)
         });
-        let route = around.map_or(name, |(index, _)| self.planned[index as usize].route);
+        let route = around.map_or(name, |(index, ..)| self.planned[index as usize].route);
         let is_other = |route| self.recording.names().get(name as usize).is_none_or(|name| name != route);
         if around.is_none() && (self.others.contains(&parent) || self.route.is_some_and(is_other)) {
             self.others.insert(event.request);
             return Ok(());
         }
-        let root = around.map_or(self.roots.len(), |(_, root)| root);
+        let depth = around.map_or(0, |(.., depth)| depth);
+        if depth > MAX_DEPTH {
+            return Err(Error::Replay {
+                what: format!("request {} is inside of {depth} others, and {MAX_DEPTH} is the most", event.request),
+                advice: "record a program whose requests are not inside of so many",
+            });
+        }
+        let root = around.map_or(self.roots.len(), |(_, root, _)| root);
         if around.is_none() {
             self.roots.push(None);
             self.facts.requests += 1;
         }
         let index = self.planned.len() as u32;
         let has_ended = false;
-        let (parent_index, is_torn) = (around.map(|(index, _)| index), self.recording.is_torn(event.request));
+        let (parent_index, is_torn) = (around.map(|(index, ..)| index), self.recording.is_torn(event.request));
         let sums = Sums::default();
-        let planned = Planned { parent: parent_index, route, sums, has_ended, is_torn, is_used_later: false };
+        let number = event.request;
+        let planned = Planned { number, parent: parent_index, route, sums, has_ended, is_torn, is_used_later: false };
         self.planned.push(planned);
         let lane = self.lane(event.thread)?;
         let after = [self.turn.map(|turn| (turn, true)), self.roots[root].map(|last| (last, false))];
         let last = self.push(lane, Act::Begin { request: index }, after);
         (self.turn, self.roots[root]) = (Some(last), Some(last));
         let parent = around.map(|_| parent);
-        let open =
-            OpenRequest { index, root, account: Account::default(), maker: None, has_inner: false, parent, has_ended };
+        let open = OpenRequest {
+            index,
+            depth,
+            root,
+            account: Account::default(),
+            maker: None,
+            has_inner: false,
+            parent,
+            has_ended,
+        };
         self.requests.insert(event.request, open);
         Ok(())
     }
@@ -453,8 +486,9 @@ impl<'a> Planner<'a> {
         let peaks_differ = sums.peak_bytes != recorded.peak_bytes;
         let is_torn = self.planned[index as usize].is_torn;
         if !is_torn && (is_same(sums) != is_same(recorded) || (peaks_differ && !has_several_makers)) {
+            let (made, said) = (plainly(&sums), plainly(&recorded));
             return Err(contradicts(format!(
-                "request {}: its events make {sums:?}, and its account said {recorded:?}",
+                "request {}: its events make {made}, and its account said {said}",
                 event.request
             )));
         }

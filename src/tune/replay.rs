@@ -2,9 +2,10 @@
 
 use super::choice::Choice;
 use super::measure::{Moment, forget_peak, peak_resident_bytes, resident_bytes};
-use super::plan::{Plan, Planned};
+use super::plan::{Plan, Planned, plainly};
 use super::progress::Progress;
 use super::steps::{Act, Lane, Step, Turn};
+use crate::counters::UNNAMED;
 use crate::error::Error;
 use crate::handler::{Handler, Held};
 use crate::memory::Block;
@@ -200,7 +201,7 @@ impl<'a> Stage<'a> {
                 }
             };
             if let Err(what) = self.step(act, &mut last, halfway) {
-                self.fail(&what);
+                self.fail(&self.of_request(act, what));
                 break;
             }
             if is_awaited {
@@ -260,6 +261,19 @@ impl<'a> Stage<'a> {
         }
     }
 
+    /// What failed, with the request of the recording that it is of.
+    #[cold]
+    fn of_request(&self, act: Act, what: String) -> String {
+        let request = match act {
+            Act::Begin { request } | Act::End { request } | Act::Allocate { request, .. } => request,
+            Act::Charge { request, .. } | Act::Resize { request, .. } => request,
+            Act::Recharge { .. } | Act::Free { .. } => return what,
+        };
+        let Planned { number, route, .. } = &self.plan.requests[request as usize];
+        let route = self.plan.names.get(*route as usize).map_or("", String::as_str);
+        format!("request {number}, of {:?}: {what}", if route.is_empty() { UNNAMED } else { route })
+    }
+
     fn choice_of(&self, request: u32) -> &'a Choice {
         self.choices.get(self.plan.requests[request as usize].route as usize).copied().unwrap_or(self.choice)
     }
@@ -286,7 +300,7 @@ impl<'a> Stage<'a> {
         let Planned { parent, sums, is_torn, .. } = &self.plan.requests[number as usize];
         let found = sums_of(&stats);
         if !is_same(&found, sums) {
-            return Err(format!("a request's account says {found:?}, and the recording {sums:?}"));
+            return Err(format!("its account says {}, and the recording {}", plainly(&found), plainly(sums)));
         }
         self.compared.fetch_add(u64::from(!is_torn), Ordering::Relaxed);
         if parent.is_none() && self.ended.fetch_add(1, Ordering::Relaxed) + 1 == self.plan.middle {

@@ -12,7 +12,7 @@ use crate::recording::Sums;
 use std::fs;
 use std::path::Path;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"ctxplan3");
+const MAGIC: u64 = u64::from_le_bytes(*b"ctxplan4");
 
 impl Plan {
     /// Writes it to a file, for [`read`](Self::read) in another process.
@@ -28,7 +28,7 @@ impl Plan {
             words.0.extend_from_slice(name.as_bytes());
         }
         words.put(self.requests.len());
-        for Planned { parent, route, sums, has_ended, is_torn, is_used_later } in &self.requests {
+        for Planned { number, parent, route, sums, has_ended, is_torn, is_used_later } in &self.requests {
             words.put(parent.map_or(0, |parent| parent as usize + 1));
             words.put(*route as usize);
             for number in [sums.peak_bytes, sums.total_bytes, sums.blocks, sums.live_bytes, sums.refused] {
@@ -36,6 +36,7 @@ impl Plan {
             }
             let flags = [*has_ended, *is_torn, *is_used_later].map(usize::from);
             words.put(flags[0] | flags[1] << 1 | flags[2] << 2);
+            words.number(*number);
         }
         words.put(self.lanes.len());
         for Lane { steps, waits } in &self.lanes {
@@ -141,7 +142,7 @@ impl Rest<'_> {
             return None;
         }
         let names = self.list(8, Self::name)?;
-        let requests = self.list(64, Self::request)?;
+        let requests = self.list(72, Self::request)?;
         let lanes =
             self.list(16, |rest| Some(Lane { steps: rest.list(32, Self::step)?, waits: rest.list(16, Self::wait)? }))?;
         let turns = self.list(8, Self::turn)?;
@@ -177,7 +178,7 @@ impl Rest<'_> {
         let flags = self.number()?;
         let parent = parent.checked_sub(1).map(|parent| parent as u32);
         let [has_ended, is_torn, is_used_later] = [1, 2, 4].map(|bit| flags & bit != 0);
-        Some(Planned { parent, route: route as u32, sums, has_ended, is_torn, is_used_later })
+        Some(Planned { number: self.number()?, parent, route: route as u32, sums, has_ended, is_torn, is_used_later })
     }
 
     fn step(&mut self) -> Option<Step> {

@@ -23,8 +23,13 @@ TASKS = 400
 def recorded(path: Path) -> tuple[Counter[str], Trace]:
     """How many requests of each name it has, and all of it."""
     trace = Trace(path)
-    begun = [event.numbers[0] for event in trace.events() if event.kind == "begin"]
-    return Counter(trace.names[name] for name in begun), trace
+    names = trace.recording.names
+    return Counter(names[numbers[0]] for kind, numbers in events(trace) if kind == "begin"), trace
+
+
+def events(trace: Trace) -> list[tuple[str, list[int]]]:
+    """What happened, and its numbers."""
+    return [(kind, numbers) for _at, _thread, _request, kind, numbers in trace.recording.events(0, 1_000_000)]
 
 
 # ---- Dask
@@ -56,7 +61,7 @@ def test_dasks_workers_record_their_tasks_by_prefix(workers: Any, tmp_path: Path
         assert 5 <= names["total"] <= TASKS / 2
         assert trace.recording.header[8] == 2, "both workers"
         assert not trace.recording.is_cut_off, "it is complete once the plugin is removed"
-        peaks = [event.numbers[0] for event in trace.events() if event.kind == "end"]
+        peaks = [numbers[0] for kind, numbers in events(trace) if kind == "end"]
         assert all(MiB <= peak < MiB + 100 for peak in peaks), "the array and its sum"
 
 

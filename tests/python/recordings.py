@@ -72,13 +72,13 @@ class Script:
         """Nothing happens for so long."""
         self.now += int(seconds * 1e9)
 
-    def begin(self, name: str, thread: int = 0) -> int:
-        """A request begins; its number."""
+    def begin(self, name: str, thread: int = 0, parent: int = 0) -> int:
+        """A request begins, inside of another one or not; its number. Its account is its own."""
         if name not in self.names:
             self.names.append(name)
         self.requests += 1
         self.accounts[self.requests] = Account()
-        self._add(thread, self.requests, BEGIN, number(self.names.index(name)) + number(0) + number(0))
+        self._add(thread, self.requests, BEGIN, number(self.names.index(name)) + number(0) + number(parent))
         return self.requests
 
     def make(self, request: int, size: int, thread: int = 0, *, zeroed: bool = False) -> int:

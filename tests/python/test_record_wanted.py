@@ -44,7 +44,7 @@ for _ in range(300):
 """
     assert says(program.replace("sys.argv[1]", repr(str(tmp_path)))) == ""
     assert [one.name for one in tmp_path.iterdir()] == ["trace"]
-    assert Trace(tmp_path / "trace").names == ["after"]
+    assert Trace(tmp_path / "trace").recording.names == ["after"]
 
 
 def test_what_is_no_path_is_said(tmp_path: Path) -> None:

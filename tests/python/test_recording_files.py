@@ -158,11 +158,11 @@ def test_a_file_that_is_changed_meanwhile_is_told(words: list[str], tmp_path: Pa
         "from ctxalloc import _command, _trace\n"
         "path = os.environ['TRACE']\n"
         "with ctxalloc.record(path, one_in=1, share=1.0): serve('a', 1000)\n"
-        "events = _trace.Trace.events\n"
-        "def changed(self):\n"
+        "read, parts = _trace.Trace.info, _trace.Trace.parts\n"
+        "def changed(self, *to):\n"
         "    pathlib.Path(path).write_bytes(b'')\n"
-        "    return events(self)\n"
-        "_trace.Trace.events = changed\n"
+        "    return parts(self, *to) if to else read(self)\n"
+        "_trace.Trace.info = _trace.Trace.parts = changed\n"
         f"sys.exit(_command.main(['trace', *{words!r}, path]))\n"
     )
     code, out, err = run(program, TRACE=str(tmp_path / "trace"))
@@ -178,10 +178,10 @@ def test_an_interrupt_of_trace_is_no_traceback(words: list[str], tmp_path: Path)
         "from ctxalloc import _command, _trace\n"
         "path = os.environ['TRACE']\n"
         "with ctxalloc.record(path, one_in=1): serve('a', 1)\n"
-        "def events(self):\n"
+        "def interrupted(self, *to):\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
-        "    yield from ()\n"
-        "_trace.Trace.events = events\n"
+        "    return ()\n"
+        "_trace.Trace.info = _trace.Trace.parts = interrupted\n"
         f"sys.exit(_command.main(['trace', *{words!r}, path]))\n"
     )
     code, out, err = run(program, TRACE=str(tmp_path / "trace"))

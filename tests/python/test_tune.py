@@ -169,8 +169,46 @@ def test_a_recording_that_contradicts_its_sums_is_an_error(tmp_path: Path) -> No
     made.make(request, 10)
     made.accounts[request].peak = 11
     made.end(request)
-    said = command("replay", made.write(tmp_path / "b.rec"), "--rounds", "1", status=2).stderr
-    assert "ctxalloc replay: the recording contradicts itself: request 1: its events make" in said, said
+    path = made.write(tmp_path / "b.rec")
+    said = command("replay", path, "--rounds", "1", status=2).stderr
+    assert "ctxalloc replay: the recording contradicts itself: request 1: its events make 1 block of 10" in said
+    content = path.read_bytes()
+    place = re.search(rf"\({re.escape(str(path))}, at byte (\d+)\); record anew", said)
+    assert place is not None, said
+    assert content[int(place[1])] == 1, "a body of events"
+    assert content[int(place[1]) + 1] & 0xF == recordings.END
+    assert "Sums" not in said
+
+
+@pytest.mark.parametrize("name", ["replay", "recommend"])
+def test_where_nothing_can_be_read_the_first_damage_is_told(name: str, tmp_path: Path) -> None:
+    path = recordings.one_size(3).write(tmp_path / "damaged.rec")
+    content = bytearray(path.read_bytes())
+    first = len(recordings.MAGIC) + 12 + int.from_bytes(content[8:12], "little")
+    second = first + 12 + int.from_bytes(content[first : first + 4], "little")
+    for at in range(second + 12, len(content), 7):
+        content[at] ^= 0x55
+    path.write_bytes(content)
+    said = command(name, path, status=2).stderr
+    assert f"ctxalloc {name}: {path} has no " in said
+    assert f"request that can be read: {path}: {len(content) - second} bytes at offset {second} cannot" in said
+
+
+def test_what_a_replay_cannot_do_is_told_with_its_file_and_request(tmp_path: Path) -> None:
+    made = recordings.Script()
+    made.end(made.begin("GET /a"))
+    request = made.begin("GET /large")
+    made.free(made.make(request, 1 << 46))
+    made.end(request)
+    path = made.write(tmp_path / "large.rec")
+    said = command("replay", path, "--strategy", "pool", "--rounds", "1", status=2).stderr
+    assert f'{path}: request 2, of "GET /large": strategy pool gave no {1 << 46} bytes' in said
+    made = recordings.Script()
+    for _ in range(5000):
+        made.begin("deep", parent=made.requests)
+    path = made.write(tmp_path / "deep.rec")
+    said = command("replay", path, "--rounds", "1", status=2).stderr
+    assert f"request 4098 is inside of 4097 others, and 4096 is the most ({path}, at byte " in said, said
 
 
 def test_one_route_that_cannot_be_replayed_costs_the_others_nothing(tmp_path: Path) -> None:
@@ -258,6 +296,31 @@ def test_the_page_has_everything_in_it(tmp_path: Path) -> None:
     assert "https://" not in page
     for part in ("rests on", "keep warm", "# python", "# rust", "# dask", "rules:"):
         assert part in text
+
+
+def test_names_bring_nothing_that_a_terminal_obeys(tmp_path: Path) -> None:
+    made = recordings.Script()
+    for name in ("\x1b[2Jgone\r\n\x00end", "\u202e" + "long" * 60, "\x9b31m<i>"):
+        for _ in range(30):
+            request = made.begin(name)
+            made.free(made.make(request, 1 << 20))
+            made.end(request)
+    path = made.write(tmp_path / "names.rec", "Own\x1b[31m")
+    output = tmp_path / "advice.html"
+    texts = [
+        command("recommend", path, *ONCE, "--output", output).stdout,
+        output.read_text(),
+        command("trace", "info", path).stdout,
+        command("trace", "info", "--json", path).stdout,
+        command("replay", path, *ONCE, "--route", "\x9b31m<i>").stdout,
+    ]
+    for text in texts:
+        found = {one for one in text if not one.isprintable()}
+        assert found <= {"\n", "\N{INFINITY}"}, found
+    assert "\n\\x1b[2Jgone\\r\\n\\x00end: " in texts[0], "and each in one line"
+    assert "<bdi>\\x1b[2Jgone\\r\\n\\x00end</bdi>" in texts[1]
+    assert max(map(len, texts[2].splitlines())) < 200, "a long name is cut"
+    assert "longlong...onglong" in texts[2]
 
 
 def test_any_name_of_a_route_gets_its_advice(tmp_path: Path) -> None:

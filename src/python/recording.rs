@@ -305,7 +305,8 @@ impl PyExport {
         this
     }
 
-    /// OSError: a file cannot be read any more. ValueError: it was changed, or would take more memory than it has bytes.
+    /// OSError: a file cannot be read any more. ValueError: it was changed, or would take more memory than it has
+    /// bytes.
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
         let lock = || self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some((mut export, mut part)) = lock().take() else { return Ok(None) };

@@ -195,7 +195,7 @@ impl Recording {
     }
 
     /// What it takes of memory, and with it one who reads its events.
-    #[cfg(any(test, feature = "python"))]
+    #[cfg_attr(not(any(test, feature = "python")), allow(dead_code, reason = "is for `trace`"))]
     pub(crate) fn memory_bytes(&self) -> usize {
         let names = self.names.iter().chain(&self.handlers);
         let texts = names.map(|name| name.capacity() + size_of::<String>()).sum::<usize>();
@@ -207,7 +207,7 @@ impl Recording {
     }
 
     /// The most blocks that are alive at one time.
-    #[cfg(any(test, feature = "python"))]
+    #[cfg_attr(not(any(test, feature = "python")), allow(dead_code, reason = "is for `trace`"))]
     pub(crate) fn max_live_blocks(&self) -> u64 {
         match &self.events {
             Events::Given(events) => events.len() as u64,

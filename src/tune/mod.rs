@@ -20,6 +20,7 @@ mod steps;
 mod stored;
 mod summary;
 #[cfg(any(test, feature = "python"))]
+#[cfg_attr(not(feature = "python"), allow(dead_code, unused_imports, reason = "Python asks for all of it"))]
 pub(crate) mod trace;
 
 pub use choice::Choice;

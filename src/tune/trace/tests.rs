@@ -1,3 +1,5 @@
+#![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
+
 use super::walk::{Before, Walk};
 use super::{Export, Info, Perfetto, Pprof, Rmm, class_of};
 use crate::recording::{Event, Recording, Sums, What};

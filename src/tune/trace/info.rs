@@ -1,7 +1,8 @@
 //! `Info`: what the requests of each name did.
 
 use super::values::Quantiles;
-use super::{EVENTS_AT_ONCE, Values, Walk, class_of, named, rooms};
+use super::walk::class_of;
+use super::{EVENTS_AT_ONCE, Values, Walk, named, rooms};
 use crate::error::Error;
 use crate::recording::{Event, Full, Pages, Recording, Room, What};
 use crate::strategy::account::MAX_DEPTH;

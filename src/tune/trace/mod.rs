@@ -92,8 +92,3 @@ impl NameOf {
         self.0.get(request).saturating_sub(1)
     }
 }
-
-/// The power of two up to which a block is, as a logarithm.
-fn class_of(bytes: u64) -> u8 {
-    (u64::BITS - bytes.saturating_sub(1).leading_zeros()) as u8
-}

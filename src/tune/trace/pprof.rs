@@ -1,6 +1,7 @@
 //! By name of request and by size, as pprof's `profile.proto`, which is compressed elsewhere.
 
-use super::{BYTES_AT_ONCE, EVENTS_AT_ONCE, Export, NameOf, Names, Walk, class_of, rooms};
+use super::walk::class_of;
+use super::{BYTES_AT_ONCE, EVENTS_AT_ONCE, Export, NameOf, Names, Walk, rooms};
 use crate::error::Error;
 use crate::recording::{Full, Recording, Room, What};
 use std::collections::HashMap;

@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
 
-use super::walk::{Before, Walk};
-use super::{Export, Info, Perfetto, Pprof, Rmm, class_of};
+use super::walk::{Before, Walk, class_of};
+use super::{Export, Info, Perfetto, Pprof, Rmm};
 use crate::recording::{Event, Recording, Sums, What};
 use std::collections::HashMap;
 use std::sync::Arc;

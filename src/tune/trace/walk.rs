@@ -1,7 +1,6 @@
 //! `Walk`: the events of a recording, and with each that changes a block what that was before. Of the blocks it keeps
 //! only so many: where more are alive it looks ahead which are needed next, and goes back for these.
 
-use super::class_of;
 use crate::error::Error;
 use crate::recording::{Event, Full, Reading, Recording, What};
 use std::collections::HashMap;
@@ -29,6 +28,11 @@ const BLOCK_BYTES: usize = size_of::<(u64, Before)>() + 1;
 pub(super) fn bytes_for(blocks: u64) -> usize {
     let buckets = usize::try_from(blocks).unwrap_or(usize::MAX).min(usize::MAX / 64) / 7 * 16 + 32;
     buckets.next_power_of_two().saturating_mul(BLOCK_BYTES)
+}
+
+/// The power of two up to which a block is, as a logarithm.
+pub(super) fn class_of(bytes: u64) -> u8 {
+    (u64::BITS - bytes.saturating_sub(1).leading_zeros()) as u8
 }
 
 pub(super) struct Walk {

@@ -9,12 +9,13 @@
 //! [`Seen::overdraft`](crate::handler::requests::Seen::overdraft).
 #![allow(unsafe_code, reason = "CPython's thread states")]
 
-use super::asyncio::losing::{has_a_loop, is_of_a_loop};
+use super::asyncio::losing::{has_a_loop, is_of_a_loop, is_own};
 use super::attached;
 use super::imported::Imported;
 use super::pending::SetAside;
 use super::preloaded::preloaded;
 use super::symbol::symbol;
+use super::tracked::find_call;
 use crate::handler::Handler;
 use crate::handler::requests::{Payer, RequestHandle, payer_of};
 use crate::sync::Made;
@@ -119,7 +120,7 @@ fn pending_calls(raising: &Raising) -> Option<AddPending> {
     raising.pend.filter(|_| is_main_thread())
 }
 
-/// Whether the request which is selected by this handler is told of a small object as soon as its code on this thread
+/// Whether the request which is selected by this handler is told of a small block as soon as its code on this thread
 /// goes on.
 pub(super) fn tells_soon(thread: &Thread, handler: Handler) -> bool {
     let Some(raising) = RAISING.get() else { return false };
@@ -129,7 +130,7 @@ pub(super) fn tells_soon(thread: &Thread, handler: Handler) -> bool {
 }
 
 /// Whether an exception may be set for the code that runs on this thread. Where that is an event loop's it would meet
-/// whoever waits; after a small object of somebody's own code, which goes on, the loop's code may come next.
+/// whoever waits; after a small block of somebody's own code, which goes on, the loop's code may come next.
 fn may_set(is_small: bool) -> bool {
     let Some(py) = attached::here() else { return true };
     let _pending = SetAside::new(py);
@@ -137,7 +138,7 @@ fn may_set(is_small: bool) -> bool {
     !has_a_loop || (!is_small && !is_of_a_loop(py))
 }
 
-/// This thread was given a block beyond a limit of this request's: a small object, or another one. Called in the middle
+/// This thread was given a block beyond a limit of this request's: a small one, or another. Called in the middle
 /// of an allocation.
 pub(super) fn overdrawn(thread: &mut Thread, payer: Payer, is_small: bool) {
     let Some(raising) = RAISING.get() else { return };
@@ -162,17 +163,23 @@ pub(super) fn raise(thread: &mut Thread) {
 }
 
 impl Raising {
-    /// Whether the code that runs on this thread may end here with an exception. What leaves a block must not, nor what
-    /// was called and is about to be awaited: nobody would wait for the tasks of a group.
+    /// Whether the code that runs on this thread may end here with an exception. What enters or leaves a block must not,
+    /// and the standard library's may: a lock would stay locked. Nor what was called and is about to be awaited: nobody
+    /// would wait for the tasks of a group.
     fn may_break_off(&self, py: Python<'_>) -> PyResult<bool> {
-        const LEAVING: [&str; 3] = ["__exit__", "__aexit__", "__del__"];
-        let frame = GET_FRAME.get(py)?.call0()?;
-        let code = frame.getattr(intern!(py, "f_code"))?;
-        let file: String = code.getattr(intern!(py, "co_filename"))?.extract()?;
-        let name: String = code.getattr(intern!(py, "co_name"))?.extract()?;
-        if file.starts_with(&self.folder) || LEAVING.contains(&&*name) || is_of_a_loop(py) {
+        const AT_ENDS: [&str; 5] = ["__enter__", "__aenter__", "__exit__", "__aexit__", "__del__"];
+        let mut is_innermost = true;
+        let breaks_off = |file: &str, function: &str| {
+            let is_first = std::mem::replace(&mut is_innermost, false);
+            let name = function.rsplit('.').next().unwrap_or(function);
+            let may = !AT_ENDS.contains(&name) && (!is_first || (!file.starts_with(&self.folder) && is_own(file)));
+            (!may).then_some(false)
+        };
+        if find_call(py, breaks_off).is_some() || is_innermost {
             return Ok(false);
         }
+        let frame = GET_FRAME.get(py)?.call0()?;
+        let code = frame.getattr(intern!(py, "f_code"))?;
         let at: usize = frame.getattr(intern!(py, "f_lasti"))?.extract().unwrap_or(0);
         let instructions = code.getattr(intern!(py, "co_code"))?;
         // Two bytes each, the first one its kind; 0 is room for a cache, which belongs to the one before.
@@ -225,6 +232,7 @@ fn told(py: Python<'_>) -> c_int {
     become_(IS_RAISING); // what is made from here on is not refused
     if !raising.may_break_off(py).unwrap_or(false) {
         become_(OWED);
+        own(Thread::look_soon); // with the next block, which may be its own code's
         return 0;
     }
     let Some(error) = request.seen().overdraft(false) else {

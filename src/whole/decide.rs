@@ -22,10 +22,10 @@ pub(crate) struct Binding {
     /// The handler of the request that is selected on this thread. It allocates nothing, waits for nobody, and runs no
     /// code of the user's.
     pub(crate) selected: fn(&mut Thread) -> Option<Handler>,
-    /// Called when this thread was given a block beyond a limit of this request's: a small object, or any other block.
+    /// Called when this thread was given a block beyond a limit of this request's: a small one, or any other.
     /// As `selected`.
     pub(crate) overdrawn: fn(&mut Thread, Payer, bool),
-    /// Whether the request that is selected on this thread, by this handler, is told of such an object in its own code,
+    /// Whether the request that is selected on this thread, by this handler, is told of a small one in its own code,
     /// as soon as that goes on. As `selected`.
     pub(crate) tells_soon: fn(&Thread, Handler) -> bool,
     /// Called while this thread owes what `overdrawn` could not set ([`OWED`]). As `selected`.
@@ -260,11 +260,10 @@ impl Decider {
         let weight = Weight { bytes, is_object: kind != Kind::Native || thread.0.object > 0, is_sample: is_small };
         let beyond = if is_small && thread.0.is_told_now() { Beyond::Untold } else { Beyond::Refuse };
         let mut charged = charge(handler, weight, beyond);
-        let is_small_object = is_small && weight.is_object;
         if matches!(charged, Charged::Refused) {
             let beyond = match answer() {
                 // CPython does not survive each NULL in its loop, and there somebody's work may be lost.
-                Answer::RefusePython if is_small_object && (self.binding.tells_soon)(thread.0, handler) => {
+                Answer::RefusePython if is_small && (self.binding.tells_soon)(thread.0, handler) => {
                     Beyond::ToldInReserve
                 }
                 Answer::Refuse | Answer::RefusePython => return told_by_null(thread.0),
@@ -276,12 +275,12 @@ impl Decider {
             };
             charged = charge(handler, weight, beyond);
             match charged {
-                Charged::To(payer) => self.overdrawn(thread.0, payer, is_small_object),
+                Charged::To(payer) => self.overdrawn(thread.0, payer, is_small),
                 Charged::Refused => return told_by_null(thread.0),
                 Charged::Nobody => {}
             }
         } else if let Charged::To(payer) = charged
-            && is_small_object
+            && is_small
             && payer.is_untold()
         {
             self.overdrawn(thread.0, payer, true);
@@ -417,14 +416,21 @@ impl Decider {
         };
         let bytes = if is_sample { weight_of_sample(kind, size_bytes, drawn_bytes) } else { size_bytes };
         let (before, after) = (old.weight(), Weight { bytes, is_sample, ..old.weight() });
+        let more_bytes = after.bytes.saturating_sub(before.bytes);
+        // As a new one: small ones that Python asks for have what lies beyond the limit, too.
+        let is_in_reserve = is_sample && payer.is_in_reserve(more_bytes);
         // SAFETY: the block is charged with `before`.
-        if !unsafe { payer.reweigh(before, after, None) } {
-            if answer().refuses() {
-                return told_by_null(thread.0);
-            }
+        if !unsafe { payer.reweigh(before, after, is_in_reserve.then_some(Force::Undo)) } {
+            let tells_soon =
+                || handler_of(thread.0.account).is_some_and(|own| (self.binding.tells_soon)(thread.0, own));
+            let is_told_soon = match answer() {
+                Answer::RefusePython if is_sample && tells_soon() && payer.is_in_reserve(more_bytes) => true,
+                answer if answer.refuses() => return told_by_null(thread.0),
+                _ => false,
+            };
             // SAFETY: the block is charged with `before`.
             unsafe { payer.reweigh(before, after, Some(Force::Grant)) };
-            self.overdrawn(thread.0, payer, false);
+            self.overdrawn(thread.0, payer, is_told_soon);
         }
         let record = Record::new(payer, size_bytes, after, drawn_bytes);
         // SAFETY: the block is live and of this kind.

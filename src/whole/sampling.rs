@@ -42,7 +42,7 @@ impl Thread {
     }
 
     /// The next block is looked at, whatever its size. The sample's distance stays as it is.
-    pub(super) fn look_soon(&mut self) {
+    pub(crate) fn look_soon(&mut self) {
         if self.left > 0 {
             self.granted = (self.granted - self.left).max(1); // 0 is a thread that has not looked
             self.left = 0;

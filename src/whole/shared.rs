@@ -94,7 +94,7 @@ pub(crate) const RAISING: u32 = 1;
 pub(crate) const OWED: u32 = 2;
 /// It was made, and its traceback perhaps not yet.
 pub(crate) const RAISED: u32 = 3;
-/// As [`RAISING`], for a small object: until it is made, limits hold as ever, since what runs may be a long call.
+/// As [`RAISING`], for a small block: until it is made, limits hold as ever, since what runs may be a long call.
 pub(crate) const NOTED: u32 = 4;
 
 /// A handler as [`Thread`] keeps it.

@@ -158,3 +158,32 @@ def test_a_loop_inside_of_a_request_on_another_thread_ends():
     assert len(found) == 40, len(found)
     """
     )
+
+
+def test_who_reads_a_process_at_its_limit_is_told():
+    """The loop reads 256 KiB at once, and tried it again for ever where these were refused."""
+    check(
+        START
+        + """
+    async def work(number):
+        async with ctxalloc.request(whole=True, limit_bytes=1 + 6000 * number, root=True):
+            process = await asyncio.create_subprocess_exec("/bin/echo", "hello", stdout=-1)
+            try:
+                await process.communicate()
+            finally:
+                await process.wait()
+    asyncio.run(main(work, 40))
+    async def reads(number):
+        process = await asyncio.create_subprocess_exec("head", "-c", "100M", "/dev/zero", stdout=-1)
+        try:
+            async with ctxalloc.request(whole=True, limit_bytes=2 * MiB, root=True) as request:
+                await (process.communicate() if number else process.stdout.read())
+        finally:
+            seen.append(request.stats.peak_bytes)
+            process.kill()
+            process._transport.close()
+    seen = []
+    asyncio.run(main(reads, 2))
+    assert max(seen) < 4 * MiB, seen
+    """
+    )

@@ -194,3 +194,57 @@ def test_a_coroutine_of_the_main_thread_is_told_at_once():
     assert seen == ["told"] + ["gathered"] * 20, seen
     """
     )
+
+
+@needs_library
+def test_a_lock_that_a_block_takes_is_free_after_the_block():
+    """An `__enter__` in Python had it when the request was told, and what leaves it was not to be called yet."""
+    check(
+        """
+    import contextlib, queue
+    class Own:
+        def __init__(self): self.lock = threading.Lock()
+        def __enter__(self): self.lock.acquire()
+        def __exit__(self, *error): self.release()
+        def release(self):
+            made = [(self,) for _ in range(9)]
+            self.lock.release()
+    @contextlib.contextmanager
+    def inside(lock):
+        with lock:
+            yield
+    def by_block(lock):
+        with lock: pass
+    def by_stack(lock):
+        with contextlib.ExitStack() as stack: stack.enter_context(lock)
+    def by_generator(lock):
+        with inside(lock): pass
+    def by_queue(lock):
+        waiting = queue.Queue()
+        waiting.mutex = lock
+        waiting.qsize()
+    uses = [(threading.Lock, use) for use in (by_block, by_stack, by_generator, by_queue)]
+    uses += [(kind, by_block) for kind in (Own, threading.Condition, threading.Semaphore)]
+    def free(lock):
+        lock = getattr(lock, "lock", lock)
+        taken = lock.acquire(timeout=5)
+        lock.release()
+        return taken
+    for make, use in uses:
+        for number in range(40):
+            lock, held = make(), None
+            try:
+                with ctxalloc.request(whole=True, limit_bytes=1 + 1000 * number, root=True):
+                    held = []
+                    while True:
+                        use(lock)
+                        held.append((number,))
+            except MemoryError:
+                held = None
+            found = []
+            other = threading.Thread(target=lambda: found.append(free(lock)))
+            other.start()
+            other.join()
+            assert found == [True], (make, use, number)
+    """
+    )

@@ -229,6 +229,12 @@ impl Payer {
         Slot::behind(held.handler()).and_then(paying).is_some_and(|slot| NonNull::from(slot) == self.0)
     }
 
+    /// Whether a small block may have so many bytes beyond a limit that has refused. For one that is charged to it.
+    pub(crate) fn is_in_reserve(self, bytes: usize) -> bool {
+        let chain = &self.slot().state().chain;
+        chain.refusals_so_far() > 0 && chain.has_reserve_for(bytes, MIN_RESERVE_BYTES)
+    }
+
     /// Whether its request has not been told of a block that it was given beyond a limit. For a block just charged.
     pub(crate) fn is_untold(self) -> bool {
         self.slot().state().chain.whole.as_ref().is_some_and(|parts| parts.is_untold())

@@ -12,19 +12,6 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// The modules of asyncio that step tasks and wake who waits. Others tell of their errors: a transport, its protocol.
-const FILES: [&str; 9] = [
-    "base_events.py",
-    "events.py",
-    "futures.py",
-    "locks.py",
-    "queues.py",
-    "staggered.py",
-    "taskgroups.py",
-    "tasks.py",
-    "timeouts.py",
-];
-
 /// The folder of the standard library, which [`prepare`] has found.
 static LIBRARY: Made<String> = Made::new();
 
@@ -42,50 +29,52 @@ fn folder_of(file: &str) -> &str {
 /// Whose code runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Code {
-    /// Steps tasks, and wakes who waits.
-    Steps,
-    /// All else of an event loop.
-    Loops,
+    /// Of an event loop: it steps tasks and wakes who waits, or others of it do.
+    Loop,
     /// Of the standard library: whose it is, its caller knows.
     Library,
     Own,
 }
 
-fn code_of(file: &str, library: &str) -> Code {
+fn code_of(file: &str, function: &str, library: &str) -> Code {
     if file.starts_with("<frozen ") {
         return Code::Library;
     }
     let of_library = file.strip_prefix(library).filter(|path| path.starts_with('/') && !path.contains("-packages/"));
     match of_library.map(|path| path.strip_prefix("/asyncio/")) {
-        Some(Some(name)) if FILES.contains(&name) => return Code::Steps,
-        Some(Some(_)) => return Code::Loops,
-        Some(None) => return Code::Library,
+        // What a coroutine reads of a stream may be as much as others send, and is told; what the loop keeps for it is
+        // not much.
+        Some(None | Some("streams.py")) => return Code::Library,
+        Some(Some("subprocess.py")) if function.starts_with("Process.") => return Code::Own,
+        Some(Some(_)) => return Code::Loop,
         None => {}
     }
-    let Some((_, path)) = file.rsplit_once("-packages/") else { return Code::Own };
-    match path {
-        _ if path.starts_with("anyio/_backends/") || path.starts_with("trio/_core/") => Code::Steps,
-        _ if path.starts_with("anyio/") || path.starts_with("trio/") => Code::Loops,
-        _ => Code::Own,
-    }
+    let package = file.rsplit_once("-packages/").and_then(|(_, path)| path.split('/').next());
+    if matches!(package, Some("anyio" | "trio")) { Code::Loop } else { Code::Own }
 }
 
 /// Whether an event loop would lose somebody's work here, on this thread. Inside of an allocation.
 pub(in crate::python) fn loses_work() -> bool {
     let Some(py) = attached::here() else { return false };
     let _pending = SetAside::new(py);
-    running(py) == Code::Steps
+    is_of_a_loop(py)
 }
 
-/// Whether the code that runs is an event loop's, and not somebody's own.
+/// Whether code in this file is neither the standard library's nor an event loop's.
+pub(in crate::python) fn is_own(file: &str) -> bool {
+    LIBRARY.get().is_some_and(|library| code_of(file, "", library) == Code::Own)
+}
+
+/// Whether the code that runs is an event loop's.
 pub(in crate::python) fn is_of_a_loop(py: Python<'_>) -> bool {
-    matches!(running(py), Code::Steps | Code::Loops)
+    running(py) == Code::Loop
 }
 
 /// The innermost code that is not just what that calls of the standard library.
 fn running(py: Python<'_>) -> Code {
     let Some(library) = LIBRARY.get() else { return Code::Own };
-    let look = |file: &str, _: &str| Some(code_of(file, library)).filter(|code| *code != Code::Library);
+    let look =
+        |file: &str, function: &str| Some(code_of(file, function, library)).filter(|code| *code != Code::Library);
     find_call(py, look).unwrap_or(Code::Own)
 }
 
@@ -104,19 +93,21 @@ mod tests {
     fn whose_code_it_is_its_file_says() {
         let library = "/usr/lib/python3.13";
         for (file, code) in [
-            ("/usr/lib/python3.13/asyncio/tasks.py", Code::Steps),
-            ("/usr/lib/python3.13/asyncio/streams.py", Code::Loops),
+            ("/usr/lib/python3.13/asyncio/tasks.py", Code::Loop),
+            ("/usr/lib/python3.13/asyncio/streams.py", Code::Library),
             ("/usr/lib/python3.13/_weakrefset.py", Code::Library),
             ("<frozen importlib._bootstrap>", Code::Library),
-            ("/usr/lib/python3.13/site-packages/anyio/_backends/_asyncio.py", Code::Steps),
-            ("/usr/lib/python3/dist-packages/trio/_core/_run.py", Code::Steps),
-            ("/srv/.venv/lib/python3.13/site-packages/anyio/_core/_eventloop.py", Code::Loops),
+            ("/usr/lib/python3.13/site-packages/anyio/_backends/_asyncio.py", Code::Loop),
+            ("/usr/lib/python3/dist-packages/trio/_core/_run.py", Code::Loop),
+            ("/srv/.venv/lib/python3.13/site-packages/anyio/_core/_eventloop.py", Code::Loop),
             ("/usr/lib/python3.13/site-packages/a/asyncio/tasks.py", Code::Own),
             ("/usr/lib/python3.131/asyncio/tasks.py", Code::Own),
             ("/srv/anyio/_backends/_asyncio.py", Code::Own),
             ("<string>", Code::Own),
         ] {
-            assert_eq!(code_of(file, library), code, "{file}");
+            assert_eq!(code_of(file, "Anything.at_all", library), code, "{file}");
         }
+        let process = code_of("/usr/lib/python3.13/asyncio/subprocess.py", "Process.communicate", library);
+        assert_eq!(process, Code::Own, "it is called by who reads");
     }
 }

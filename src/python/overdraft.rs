@@ -163,9 +163,9 @@ pub(super) fn raise(thread: &mut Thread) {
 }
 
 impl Raising {
-    /// Whether the code that runs on this thread may end here with an exception. What enters or leaves a block must not,
-    /// and the standard library's may: a lock would stay locked. Nor what was called and is about to be awaited: nobody
-    /// would wait for the tasks of a group.
+    /// Whether the code that runs on this thread may end here with an exception. What enters or leaves a block must
+    /// not, nor the standard library's: a lock would stay locked. Nor may what was called and is about to be awaited:
+    /// nobody would wait for the tasks of a group.
     fn may_break_off(&self, py: Python<'_>) -> PyResult<bool> {
         const AT_ENDS: [&str; 5] = ["__enter__", "__aenter__", "__exit__", "__aexit__", "__del__"];
         let mut is_innermost = true;

@@ -2,6 +2,7 @@
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyDict, PyString};
 
 /// `module.name`, looked up at its first use and kept.
 ///
@@ -31,4 +32,10 @@ impl Imported {
         let found = py.import(self.module)?.getattr(self.name)?.unbind();
         Ok(self.found.get_or_init(py, || found).bind(py))
     }
+}
+
+/// A module that somebody has imported.
+pub(super) fn module<'py>(py: Python<'py>, name: &Bound<'py, PyString>) -> Option<Bound<'py, PyAny>> {
+    static MODULES: Imported = Imported::new("sys", "modules");
+    MODULES.get(py).ok()?.cast::<PyDict>().ok()?.get_item(name).ok()?
 }

@@ -11,7 +11,7 @@
 
 use super::asyncio::losing::{has_a_loop, is_of_a_loop, is_own};
 use super::attached;
-use super::imported::Imported;
+use super::imported::{Imported, module};
 use super::pending::SetAside;
 use super::preloaded::preloaded;
 use super::symbol::symbol;
@@ -298,7 +298,6 @@ impl Guard {
 fn may_be_suspended(py: Python<'_>) -> PyResult<bool> {
     /// `CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR`.
     const SUSPENDS: u32 = 0x20 | 0x80 | 0x200;
-    static MODULES: Imported = Imported::new("sys", "modules");
     let mut frame = GET_FRAME.get(py)?.call0()?;
     while !frame.is_none() {
         if frame.getattr(intern!(py, "f_code"))?.getattr(intern!(py, "co_flags"))?.extract::<u32>()? & SUSPENDS != 0 {
@@ -306,10 +305,9 @@ fn may_be_suspended(py: Python<'_>) -> PyResult<bool> {
         }
         frame = frame.getattr(intern!(py, "f_back"))?;
     }
-    let greenlet = MODULES.get(py)?.call_method1(intern!(py, "get"), (intern!(py, "greenlet"),))?;
-    if greenlet.is_none() {
+    let Some(greenlet) = module(py, intern!(py, "greenlet")).filter(|module| !module.is_none()) else {
         return Ok(false);
-    }
+    };
     Ok(!greenlet.call_method0(intern!(py, "getcurrent"))?.getattr(intern!(py, "parent"))?.is_none())
 }
 

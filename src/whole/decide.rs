@@ -444,9 +444,7 @@ impl Decider {
         unsafe { payer.reweigh(after, before, Some(Force::Undo)) };
         (REFUSED, null_mut())
     }
-}
 
-impl Decider {
     /// Whether a request is charged what this thread makes.
     fn is_counted(&self, thread: &mut Thread) -> bool {
         thread.may_decide() && (self.binding.selected)(busy(thread).0).is_some_and(is_counted)

@@ -105,7 +105,6 @@ struct Walk {
     size_bytes: usize,
     frames: u32,
     survive: bool,
-    has_library: bool,
     /// Whether the parser of XML is one of them, and whether another library is.
     is_expats: bool,
     is_others: bool,
@@ -257,7 +256,6 @@ extern "C" fn visit(context: *mut c_void, walk: *mut c_void) -> c_int {
         }
     }
     let file = file_name(name);
-    walk.has_library |= !file.starts_with(OWN);
     // SAFETY: the name of a function, if it has one, which ends with NUL.
     let function = unsafe { name_at(&info) };
     if !survives(name, walk.size_bytes) || forgets_to_look(function) {
@@ -387,7 +385,6 @@ pub(super) fn answer_to_callers(python: Python, size_bytes: usize, is_object: bo
         size_bytes,
         frames: 0,
         survive: true,
-        has_library: false,
         is_expats: false,
         is_others: false,
         is_allocators: false,
@@ -400,7 +397,7 @@ pub(super) fn answer_to_callers(python: Python, size_bytes: usize, is_object: bo
     }
     let is_parsers_own = walk.is_expats && !walk.is_others && size_bytes < EXPATS_FROM;
     match Answer::refuse_if(walk.survive && walk.reached_python && !is_parsers_own) {
-        Answer::Refuse if !walk.has_library => Answer::RefusePython,
+        Answer::Refuse if !walk.is_expats && !walk.is_others => Answer::RefusePython,
         answer => answer,
     }
 }

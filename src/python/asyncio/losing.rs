@@ -4,13 +4,12 @@
 //! its next step.
 
 use crate::python::attached;
-use crate::python::imported::Imported;
+use crate::python::imported::module;
 use crate::python::pending::SetAside;
 use crate::python::tracked::find_call;
 use crate::sync::Made;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
 
 /// The folder of the standard library, which [`prepare`] has found.
 static LIBRARY: Made<String> = Made::new();
@@ -80,8 +79,7 @@ fn running(py: Python<'_>) -> Code {
 
 /// Whether an event loop of asyncio runs on this thread. Inside of an allocation; it imports nothing.
 pub(in crate::python) fn has_a_loop(py: Python<'_>) -> PyResult<bool> {
-    static MODULES: Imported = Imported::new("sys", "modules");
-    let Some(asyncio) = MODULES.get(py)?.cast::<PyDict>()?.get_item(intern!(py, "_asyncio"))? else { return Ok(false) };
+    let Some(asyncio) = module(py, intern!(py, "_asyncio")) else { return Ok(false) };
     Ok(!asyncio.getattr(intern!(py, "_get_running_loop"))?.call0()?.is_none())
 }
 

@@ -1,10 +1,10 @@
 //! Waiting for room in Python: a plain `with` blocks its thread, without the GIL and open to signals; `async with` is
 //! in `python/ctxalloc/_room.py`, which awaits a future that an [`Admission`] wakes.
 
-use super::left::{module, running_loop};
+use super::left::running_loop;
 use crate::handler::requests::{Begun, Prepared, Terms};
 use crate::python::exit::{self, try_attach};
-use crate::python::imported::Imported;
+use crate::python::imported::{Imported, module};
 use crate::room::{Admission, take_now};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::{PyTraverseError, PyVisit};

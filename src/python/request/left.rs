@@ -7,14 +7,14 @@
 use super::report::PyEscaped;
 use crate::handler::requests::Begun;
 use crate::python::exit;
-use crate::python::imported::Imported;
+use crate::python::imported::{Imported, module};
 use crate::python::pending::SetAside;
 use crate::strategy::LiveBlock;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::PyDict;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// How long after each look the next one is, in seconds, while something is left: a thread that waits for the GIL gets
@@ -108,12 +108,6 @@ pub(super) fn running_loop(py: Python<'_>) -> Option<Bound<'_, PyAny>> {
     };
     let function = names.cast::<PyDict>().ok()?.get_item(intern!(py, "_get_running_loop")).ok()??;
     function.call0().ok().filter(|found| !found.is_none())
-}
-
-/// A module that somebody has imported.
-pub(super) fn module<'py>(py: Python<'py>, name: &Bound<'py, PyString>) -> Option<Bound<'py, PyAny>> {
-    static MODULES: Imported = Imported::new("sys", "modules");
-    MODULES.get(py).ok()?.cast::<PyDict>().ok()?.get_item(name).ok()?
 }
 
 /// Looks a turn of the loop later whether anything of the request is left, and again some moments after that. Where the

@@ -160,7 +160,7 @@ fn what_was_charged_is_resized_as_it_was() {
 
 #[test]
 fn a_recording_whose_sums_are_not_those_of_its_events_is_refused() {
-    for (wrong, word) in [(sums(9, 8, 1, 8), "peak_bytes: 9"), (sums(8, 9, 1, 8), "total_bytes: 9")] {
+    for (wrong, word) in [(sums(9, 8, 1, 8), "8 bytes, 9 at the peak"), (sums(8, 9, 1, 8), "1 block of 9 bytes")] {
         let mut script = Script::default();
         script.begin(0, 1, 0).make(0, 1, 1, 8, false).end(0, 1, wrong);
         let error = Plan::new(&script.recording(), None, false).unwrap_err().to_string();

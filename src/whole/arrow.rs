@@ -7,7 +7,8 @@
 //! found by name, their places in the table by their addresses, and what is not as expected leaves Arrow as it was.
 
 use super::addresses::Addresses;
-use super::decide::{ALIGN, EXACT_FROM, allocate_for, is_native, pays_for_growth, release, resize_for, selected};
+use super::decide::{ALIGN, EXACT_FROM, allocate_for, is_native, pays_for_growth, release, selected};
+use super::resize::resize_for;
 use super::shared::{DONE, GetThread, Kind, Library, PASS, REFUSED, Thread};
 use super::walk::extent;
 use crate::handler::Handler;
@@ -254,7 +255,8 @@ impl Pool {
         if object.is_null() {
             return None;
         }
-        // SAFETY: this function's contract.
+        // SAFETY: a pool that lives for ever, whose table has functions of these types in these places (this function's
+        // contract).
         unsafe {
             let table = *object;
             let [allocate, reallocate, free] = places.map(|at| *table.add(at));
@@ -342,7 +344,7 @@ unsafe extern "C" fn allocate(
     let original = &arrow.original;
     let wanted = usize::try_from(size).ok().filter(|&size| size > 0);
     let (outcome, block) = wanted.map_or((PASS, null_mut()), |size| arrow.place(pool, size, align, size + 8));
-    // SAFETY: the places that Arrow gave.
+    // SAFETY: C++ returns the status through a place of the caller's, and `out` is its place for the block.
     unsafe {
         match outcome {
             DONE => {
@@ -415,7 +417,8 @@ unsafe fn resize_placed(
     place: *mut *mut u8,
 ) -> *mut usize {
     let original = &arrow.original;
-    // SAFETY: this function's contract. The old block goes only when there is another one.
+    // SAFETY: a pool that lives for ever, whose table has functions of these types in these places (this function's
+    // contract). The old block goes only when there is another one.
     unsafe {
         if wanted == 0 {
             // The original's block without bytes, if it can make one.

@@ -1,4 +1,5 @@
-//! The decision about a block: whose it is, whether it is charged, where it lies. What `preload.c` calls.
+//! The decision about a block: whose it is, whether it is charged, where it lies. What `preload.c` calls; where a block
+//! is resized, `resize` decides.
 
 use super::nobodys;
 pub(super) use super::place::ALIGN;
@@ -6,11 +7,11 @@ use super::place::{Places, Record};
 use super::range;
 pub(super) use super::sampling::EXACT_FROM;
 use super::sampling::{counted, taken, weight_of_sample};
-use super::shared::{DONE, GROWN, Kind, NOT_RAISING, NOTED, OWED, PASS, REFUSED, Slow, Thread, ZEROED, handler_of};
+use super::shared::{DONE, GROWN, Kind, NOT_RAISING, NOTED, OWED, PASS, REFUSED, Thread, ZEROED, handler_of};
 use super::walk::{self, Answer, Python};
 use crate::handler::Handler;
-use crate::handler::requests::{Beyond, Charged, Handed, Payer, charge, is_counted, is_refused, tell_by_null};
-use crate::strategy::account::{Force, WHOLE_REQUESTS, Weight};
+use crate::handler::requests::{Beyond, Charged, Payer, charge, is_counted, is_refused, tell_by_null};
+use crate::strategy::account::{WHOLE_REQUESTS, Weight};
 use crate::sync::{Made, is_forking};
 use crate::unattributed::is_paused;
 use std::ffi::c_void;
@@ -60,18 +61,16 @@ pub(crate) fn profile(is_profiled: bool) {
     IS_PROFILED.store(is_profiled, Ordering::Relaxed);
 }
 
-fn is_profiled() -> bool {
+pub(super) fn is_profiled() -> bool {
     IS_PROFILED.load(Ordering::Relaxed)
 }
 
-struct Decider {
-    places: Places,
-    binding: Binding,
+pub(super) struct Decider {
+    pub(super) places: Places,
+    pub(super) binding: Binding,
 }
 
-static DECIDER: Made<Decider> = Made::new();
-
-pub(super) static SLOW: Slow = Slow { allocate, resize, release, usable, requests: &WHOLE_REQUESTS };
+pub(super) static DECIDER: Made<Decider> = Made::new();
 
 /// Whether the binding knows only what it found the last time.
 fn remembers() -> bool {
@@ -88,13 +87,13 @@ static POSTPONED: [AtomicPtr<u8>; 3] = [const { AtomicPtr::new(null_mut()) }; 3]
 
 impl Thread {
     /// Whether its blocks are looked at. Not while we are at work ourselves.
-    fn may_decide(&self) -> bool {
+    pub(super) fn may_decide(&self) -> bool {
         self.busy == 0 && !is_paused() && !is_forking()
     }
 }
 
 /// Marks the thread as busy until it is dropped: what is allocated meanwhile is nobody's.
-struct Busy<'a>(&'a mut Thread);
+pub(super) struct Busy<'a>(pub(super) &'a mut Thread);
 
 impl Drop for Busy<'_> {
     fn drop(&mut self) {
@@ -102,14 +101,14 @@ impl Drop for Busy<'_> {
     }
 }
 
-fn busy(thread: &mut Thread) -> Busy<'_> {
+pub(super) fn busy(thread: &mut Thread) -> Busy<'_> {
     thread.busy += 1;
     Busy(thread)
 }
 
 /// # Safety
 /// - called by `preload.c`: the thread is this one, and `outcome` a place for the answer.
-unsafe extern "C" fn allocate(
+pub(super) unsafe extern "C" fn allocate(
     thread: *mut Thread,
     kind: u32,
     size_bytes: usize,
@@ -185,26 +184,7 @@ pub(super) fn allocate_for(
     }
 }
 
-/// Resizes a placed block of a pool of Arrow's. `PASS`: it is to be a new one.
-///
-/// # Safety
-/// - `block` is one, is aligned to no more than [`ALIGN`], and is not used again after `DONE`.
-pub(super) unsafe fn resize_for(
-    thread: &mut Thread,
-    owner: impl FnOnce() -> Option<Handler>,
-    block: NonNull<u8>,
-    size_bytes: usize,
-) -> (u32, *mut u8) {
-    match DECIDER.get() {
-        // SAFETY: this function's contract.
-        Some(decider) if !is_forking() => unsafe {
-            decider.resize(thread, Kind::Native, block, size_bytes, owner, answer_to_arrow)
-        },
-        _ => (REFUSED, null_mut()),
-    }
-}
-
-fn answer_to_arrow() -> Answer {
+pub(super) fn answer_to_arrow() -> Answer {
     Answer::refuse_if(walk::is_called_by_a_reader())
 }
 
@@ -307,7 +287,7 @@ impl Decider {
         }
     }
 
-    fn overdrawn(&self, thread: &mut Thread, payer: Payer, is_small: bool) {
+    pub(super) fn overdrawn(&self, thread: &mut Thread, payer: Payer, is_small: bool) {
         (self.binding.overdrawn)(thread, payer, is_small);
         Self::look_soon_if_owed(thread);
     }
@@ -321,7 +301,7 @@ impl Decider {
 
     /// What is done where a limit has no room.
     #[cold]
-    fn answer(&self, size_bytes: usize, is_object: bool) -> Answer {
+    pub(super) fn answer(&self, size_bytes: usize, is_object: bool) -> Answer {
         let Some(python) = self.binding.python else { return Answer::Grant };
         match walk::answer_to_callers(python, size_bytes, is_object) {
             Answer::Refuse | Answer::RefusePython if (self.binding.loses_work)() => Answer::Grant,
@@ -370,160 +350,9 @@ impl Decider {
         }
     }
 
-    /// `PASS`: its request has ended, and the block is to be a new one, of nobody. `owner`: as for a new one.
-    ///
-    /// # Safety
-    /// - `block` is a live placed block of this kind; after `DONE` it is not used again.
-    unsafe fn resize(
-        &self,
-        thread: &mut Thread,
-        kind: Kind,
-        block: NonNull<u8>,
-        size_bytes: usize,
-        owner: impl FnOnce() -> Option<Handler>,
-        answer: impl FnOnce() -> Answer,
-    ) -> (u32, *mut u8) {
-        let may_decide = thread.may_decide();
-        let thread = busy(thread);
-        // SAFETY: the block is live and placed (this function's contract).
-        let old = unsafe { self.places.record(block) };
-        let Some(payer) = old.payer() else { die("a block was resized after it was freed") };
-        let growth = size_bytes.saturating_sub(old.size_bytes);
-        // SAFETY: the block is charged to it.
-        if growth > 0 && size_bytes >= EXACT_FROM && unsafe { payer.has_ended() } {
-            // Its limit is not that of whoever goes on with it, and who lets it grow pays.
-            let selected = if may_decide { (self.binding.selected)(thread.0).or_else(owner) } else { None };
-            return match selected.filter(|_| range::may_be_had(growth)) {
-                // SAFETY: this function's contract, and `payer` is the block's.
-                Some(handler) => unsafe {
-                    self.hand_over(thread.0, kind, (block, old, payer), size_bytes, handler, answer)
-                },
-                None => (PASS, null_mut()),
-            };
-        }
-        if !range::may_be_had(growth) {
-            // SAFETY: the block is charged to it.
-            let _ = unsafe { payer.is_refused(growth) };
-            return (REFUSED, null_mut());
-        }
-        // A small block that grows beyond what is sampled is charged as it is from then on.
-        let is_sample = old.drawn_bytes > 0 && size_bytes < EXACT_FROM;
-        let drawn_bytes = match kind {
-            _ if !is_sample => 0,
-            // What it grew by was counted down for those that are no samples.
-            Kind::Native => old.drawn_bytes.max(counted(kind, size_bytes)),
-            Kind::Mem | Kind::Obj => old.drawn_bytes,
-        };
-        let bytes = if is_sample { weight_of_sample(kind, size_bytes, drawn_bytes) } else { size_bytes };
-        let (before, after) = (old.weight(), Weight { bytes, is_sample, ..old.weight() });
-        let more_bytes = after.bytes.saturating_sub(before.bytes);
-        // As a new one: small ones that Python asks for have what lies beyond the limit, too.
-        let is_in_reserve = is_sample && payer.is_in_reserve(more_bytes);
-        // SAFETY: the block is charged with `before`.
-        if !unsafe { payer.reweigh(before, after, is_in_reserve.then_some(Force::Undo)) } {
-            let tells_soon =
-                || handler_of(thread.0.account).is_some_and(|own| (self.binding.tells_soon)(thread.0, own));
-            let is_told_soon = match answer() {
-                Answer::RefusePython if is_sample && tells_soon() && payer.is_in_reserve(more_bytes) => true,
-                answer if answer.refuses() => return told_by_null(thread.0),
-                _ => false,
-            };
-            // SAFETY: the block is charged with `before`.
-            unsafe { payer.reweigh(before, after, Some(Force::Grant)) };
-            self.overdrawn(thread.0, payer, is_told_soon);
-        }
-        let record = Record::new(payer, size_bytes, after, drawn_bytes);
-        // SAFETY: the block is live and of this kind.
-        if let Some(moved) = unsafe { self.places.resize(kind, block, record) } {
-            if is_profiled() {
-                (self.binding.profile.resized)(block.addr().get(), moved.addr().get(), after);
-            }
-            return (DONE, moved.as_ptr());
-        }
-        // SAFETY: the block is as it was, and charged with `after`.
-        unsafe { payer.reweigh(after, before, Some(Force::Undo)) };
-        (REFUSED, null_mut())
-    }
-
     /// Whether a request is charged what this thread makes.
     fn is_counted(&self, thread: &mut Thread) -> bool {
         thread.may_decide() && (self.binding.selected)(busy(thread).0).is_some_and(is_counted)
-    }
-
-    /// A block of a request that has ended grows: from now on who has this handler pays. `PASS`: nobody pays, or the
-    /// block is to be a new one.
-    ///
-    /// # Safety
-    /// - the block is a live placed one of this kind with this record and payer; after `DONE` it is not used again.
-    unsafe fn hand_over(
-        &self,
-        thread: &mut Thread,
-        kind: Kind,
-        (block, old, payer): (NonNull<u8>, Record, Payer),
-        size_bytes: usize,
-        handler: Handler,
-        answer: impl FnOnce() -> Answer,
-    ) -> (u32, *mut u8) {
-        let (before, after) = (old.weight(), Weight { bytes: size_bytes, is_sample: false, ..old.weight() });
-        // SAFETY: the block is charged to `payer` with `before`, until somebody else pays.
-        let mut handed = unsafe { payer.hand_over(handler, before, after, None) };
-        if matches!(handed, Handed::Refused) {
-            match answer() {
-                Answer::Refuse | Answer::RefusePython => return told_by_null(thread),
-                Answer::Pass => return (PASS, null_mut()),
-                Answer::Grant => {}
-            }
-            // SAFETY: as above: the charge is as it was.
-            handed = unsafe { payer.hand_over(handler, before, after, Some(Force::Grant)) };
-            if let Handed::To(payer) = handed {
-                self.overdrawn(thread, payer, false);
-            }
-        }
-        let Handed::To(payer) = handed else { return (PASS, null_mut()) };
-        // SAFETY: the block is live and of this kind; where it is not resized it keeps its size, and its new payer.
-        unsafe {
-            match self.places.resize(kind, block, Record::new(payer, size_bytes, after, 0)) {
-                Some(moved) => {
-                    if is_profiled() {
-                        (self.binding.profile.freed)(block.addr().get());
-                        (self.binding.profile.made)(moved.addr().get(), after, 1, handler);
-                    }
-                    (DONE, moved.as_ptr())
-                }
-                None => {
-                    payer.reweigh(after, before, Some(Force::Undo));
-                    self.places.note(block, &old, Record::new(payer, old.size_bytes, before, old.drawn_bytes));
-                    (REFUSED, null_mut())
-                }
-            }
-        }
-    }
-}
-
-/// # Safety
-/// - called by `preload.c`: the thread is this one, `block` a live placed block of this kind, `outcome` a place.
-unsafe extern "C" fn resize(
-    thread: *mut Thread,
-    kind: u32,
-    block: *mut c_void,
-    size_bytes: usize,
-    outcome: *mut u32,
-) -> *mut c_void {
-    let (Some(decider), Some(block)) = (DECIDER.get(), NonNull::new(block)) else { die("resized before it began") };
-    if is_forking() {
-        // This thread has taken all locks. Whoever resizes in a function that `fork` calls is refused.
-        // SAFETY: a place for the answer (this function's contract).
-        unsafe { outcome.write(REFUSED) };
-        return null_mut();
-    }
-    // SAFETY: this function's contract.
-    unsafe {
-        let thread = &mut *thread;
-        let is_object = Kind::of(kind) != Kind::Native || thread.object > 0;
-        let answer = || decider.answer(size_bytes, is_object);
-        let (done, moved) = decider.resize(thread, Kind::of(kind), block.cast(), size_bytes, || None, answer);
-        outcome.write(done);
-        moved.cast()
     }
 }
 
@@ -558,14 +387,14 @@ fn postpone(kind: u32, block: NonNull<u8>) {
 
 /// # Safety
 /// - `block` is a live placed block.
-unsafe extern "C" fn usable(block: *mut c_void) -> usize {
+pub(super) unsafe extern "C" fn usable(block: *mut c_void) -> usize {
     let (Some(decider), Some(block)) = (DECIDER.get(), NonNull::new(block.cast::<u8>())) else { return 0 };
-    // SAFETY: this function's contract.
+    // SAFETY: the block is placed and live (this function's contract), so it has a record.
     unsafe { decider.places.record(block) }.size_bytes
 }
 
 /// The refusal of a block. Nothing is to come after it for what the request was given before.
-fn told_by_null(thread: &mut Thread) -> (u32, *mut u8) {
+pub(super) fn told_by_null(thread: &mut Thread) -> (u32, *mut u8) {
     if thread.raising == NOTED {
         thread.raising = NOT_RAISING;
         if let Some(handler) = handler_of(thread.account) {
@@ -577,7 +406,7 @@ fn told_by_null(thread: &mut Thread) -> (u32, *mut u8) {
 
 /// Ends the process, as glibc does where a program misuses `free`.
 #[cold]
-fn die(what: &str) -> ! {
+pub(super) fn die(what: &str) -> ! {
     for text in ["ctxalloc: ", what, "\n"] {
         // SAFETY: bytes that are there; a failure changes nothing.
         unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };

@@ -20,6 +20,7 @@ mod functions;
 mod nobodys;
 mod place;
 mod range;
+mod resize;
 mod sampling;
 mod shared;
 mod walk;
@@ -30,9 +31,19 @@ pub(crate) use shared::{Allocator, Attach, AttachArrow, GetThread, Hook, Kind, L
 pub(crate) use shared::{NOT_RAISING, NOTED, OWED, RAISED, RAISING, handler_of, word_of};
 pub(crate) use walk::{Python, extent, file_of, is_called_outside_of};
 
+use crate::strategy::account::WHOLE_REQUESTS;
 use crate::unattributed;
 use place::Places;
 use range::Range;
+use shared::Slow;
+
+static SLOW: Slow = Slow {
+    allocate: decide::allocate,
+    resize: resize::resize,
+    release: decide::release,
+    usable: decide::usable,
+    requests: &WHOLE_REQUESTS,
+};
 
 /// Begins to charge blocks, for ever. Called once.
 ///
@@ -49,7 +60,7 @@ pub(crate) fn attach(library: &Library, binding: Binding) -> Result<(), String> 
     let first = ranges[0].base();
     decide::begin(Places::over(ranges), binding);
     // SAFETY: the ranges stay reserved for ever, and `decide` can decide from here on.
-    unsafe { (library.attach)(first, decide::EXACT_FROM, &raw const decide::SLOW) };
+    unsafe { (library.attach)(first, decide::EXACT_FROM, &raw const SLOW) };
     arrow::attach(library);
     Ok(())
 }

@@ -12,7 +12,6 @@ import contextvars
 import functools
 import logging
 import os
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -50,7 +49,6 @@ REQUEST_KEY: Final = "ctxalloc.request"
 
 log = logging.getLogger("ctxalloc")
 
-_HEADER: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 """The name of a header (RFC 9110, token)."""
 
 
@@ -104,7 +102,6 @@ class Service:
         tenant: Callable[[Scope], Budget | None] | None,
         on_end: OnEnd | None,
         retry_after_seconds: int,
-        peak_header: str | None,
         sites: int | None = None,
         record: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -120,14 +117,11 @@ class Service:
             raise TypeError(f"retry_after_seconds={retry_after_seconds!r}: give whole seconds, an int")
         if retry_after_seconds < 0:
             raise ValueError(f"retry_after_seconds={retry_after_seconds!r}: give 0 or more")
-        if peak_header is not None and not _HEADER.fullmatch(peak_header):
-            raise ValueError(f"peak_header={peak_header!r} is no name of a header; give one like 'x-peak-bytes'")
         self.routes, self.rows = table_of(routes or {}, default, unmatched)
         self.patterns = list(routes or {})
         self.tenant = tenant
         self.on_end = on_end
         self.retry_after_seconds = retry_after_seconds
-        self.peak_header = peak_header
         self.sampler = None if sites is None else _Sampler(sites)
         if record is not None:
             record_once(record)

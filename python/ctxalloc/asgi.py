@@ -69,8 +69,7 @@ class AllocatorMiddleware:
 
     ``answers``: what a budget refused is answered with 413, 429 or 503 where no headers were sent yet, unless the
     application has a handler for BudgetExceeded, which then answers. False lets the BudgetExceeded pass.
-    ``retry_after_seconds`` goes with 429 and 503. ``peak_header``: the name of a response header with the peak, in
-    bytes, until the headers are sent; for services whose clients may know.
+    ``retry_after_seconds`` goes with 429 and 503.
 
     ``sites``: of one in so many requests it is noted which code made the arrays of its peak, and what escaped: in the
     report, and by route in ``metrics.sites()``. The others pay nothing.
@@ -93,7 +92,6 @@ class AllocatorMiddleware:
         ends: Literal["response", "application"] = "response",
         answers: bool = True,
         retry_after_seconds: int = 1,
-        peak_header: str | None = None,
         sites: int | None = None,
         record: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -109,8 +107,6 @@ class AllocatorMiddleware:
             tenant=tenant,
             on_end=on_end,
             retry_after_seconds=retry_after_seconds,
-            # ASGI wants names in lower case.
-            peak_header=peak_header.lower() if isinstance(peak_header, str) else peak_header,
             sites=sites,
             record=record,
         )
@@ -287,8 +283,6 @@ class _Exchange(Exchange, Served):
                 return _nothing()
             self.started = True
             self.status = status
-            if self.service.peak_header is not None:
-                message = self._with_peak(message, self.service.peak_header)
         elif kind in ("http.response.pathsend", "websocket.close", "http.response.zerocopysend"):
             if not message.get("more_body", False):  # the last of them only may have it
                 self.is_ending = True
@@ -351,12 +345,6 @@ class _Exchange(Exchange, Served):
         if "status" in message:
             self.status = message["status"]
         return self.to_server(message)
-
-    def _with_peak(self, message: _Message, name: str) -> _Message:
-        request = self.request
-        assert request is not None  # noqa: S101 - else the server is sent to directly
-        peak = (name.encode("latin-1"), str(request.stats.peak_bytes).encode())
-        return {**message, "headers": [*message.get("headers", ()), peak]}
 
 
 async def _too_late(message: _Message) -> None:

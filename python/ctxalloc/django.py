@@ -41,7 +41,6 @@ _OPTIONS = {
     "on_end",
     "answers",
     "retry_after_seconds",
-    "peak_header",
     "sites",
     "record",
 }
@@ -78,7 +77,6 @@ class AllocatorMiddleware:
             tenant=options.get("tenant"),
             on_end=options.get("on_end"),
             retry_after_seconds=options.get("retry_after_seconds", 1),
-            peak_header=options.get("peak_header"),
             sites=options.get("sites"),
             record=options.get("record"),
         )
@@ -174,8 +172,6 @@ class AllocatorMiddleware:
         if serving.request is None:
             return response
         serving.status = response.status_code
-        if self._service.peak_header is not None:
-            response.headers[self._service.peak_header] = str(serving.request.stats.peak_bytes)
         # A file is sent by the server, which knows it by `file_to_stream`.
         if not response.streaming or getattr(response, "file_to_stream", None) is not None:
             Closing(serving, response, is_whole=True)

@@ -52,7 +52,6 @@ class AllocatorMiddleware:
         on_end: OnEnd | None = None,
         answers: bool = True,
         retry_after_seconds: int = 1,
-        peak_header: str | None = None,
         sites: int | None = None,
         record: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -71,7 +70,6 @@ class AllocatorMiddleware:
             tenant=tenant,  # type: ignore[arg-type]  # an environment is a dict
             on_end=on_end,
             retry_after_seconds=retry_after_seconds,
-            peak_header=peak_header,
             sites=sites,
             record=record,
         )
@@ -249,9 +247,6 @@ class _Body:
         serving = self._serving
         code = status[:3]
         serving.status = int(code) if code.isdecimal() else None
-        name = serving.service.peak_header
-        if name is not None and serving.request is not None:
-            headers = [*headers, (name, str(serving.request.stats.peak_bytes))]
         if exc_info is None:
             return self._start_response(status, headers)
         try:

@@ -46,7 +46,6 @@ def test_a_path_is_found_as_a_regular_expression_finds_it(parts: list[str], path
         tenant=None,
         on_end=None,
         retry_after_seconds=1,
-        peak_header=None,
     )
     path = f"/{path}"
     found, *_ = service.routes.find({}, "method", path)
@@ -71,7 +70,6 @@ def test_a_path_that_is_no_text_of_utf8_is_some_segment() -> None:
         tenant=None,
         on_end=None,
         retry_after_seconds=1,
-        peak_header=None,
     )
     assert service.routes.find({}, "method", "/a/\udcff")[0] == "/a/{name}"
     assert service.routes.find({}, "method", "/b/\udcff")[0] is None

@@ -134,11 +134,6 @@ def test_a_refused_requests_arrays_are_gone_when_it_is_answered() -> None:
         gc.enable()
 
 
-def test_the_peak_is_a_header_where_it_is_asked_for() -> None:
-    app = AllocatorMiddleware(makes(1234), peak_header="x-peak-bytes")
-    assert asyncio.run(call(app, http())).headers == {"x-peak-bytes": "1234"}
-
-
 # ---- WebSockets -------------------------------------------------------------------------------------
 
 
@@ -223,9 +218,6 @@ def test_head_is_served_as_get_is() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"peak_header": "x peak"}, ValueError, "peak_header='x peak'"),
-        ({"peak_header": "x\r\ny: 1"}, ValueError, "peak_header="),
-        ({"peak_header": ""}, ValueError, "peak_header=''"),
         ({"retry_after_seconds": -1}, ValueError, "retry_after_seconds=-1"),
         ({"retry_after_seconds": 0.5}, TypeError, "retry_after_seconds=0.5"),
         ({"retry_after_seconds": True}, TypeError, "retry_after_seconds=True"),
@@ -247,11 +239,6 @@ def test_what_is_no_choice_or_no_budget_fails_the_request_and_says_so() -> None:
         with pytest.raises(TypeError, match=r"3 is no choice|'red' is no budget"):
             asyncio.run(call(AllocatorMiddleware(tells, **options), http()))
         assert ctxalloc._serving.serving() is None
-
-
-def test_the_peaks_header_is_in_lower_case_as_asgi_wants_it() -> None:
-    app = AllocatorMiddleware(makes(1234), peak_header="X-Peak-Bytes")
-    assert asyncio.run(call(app, http())).headers == {"x-peak-bytes": "1234"}
 
 
 def test_a_body_that_the_server_takes_from_a_file_is_whole() -> None:

@@ -196,17 +196,6 @@ def test_a_handler_and_none_work_as_under_asgi() -> None:
     assert server.get(service, "/else") == b"system"
 
 
-def test_the_peak_is_a_header_where_it_is_asked_for() -> None:
-    def app(environ: Environ, start_response: Any) -> Iterable[bytes]:
-        np.empty(4321, np.uint8)
-        start_response("200 OK", [("a", "b")])
-        return [b""]
-
-    server = Server()
-    server.get(AllocatorMiddleware(app, peak_header="X-Peak"))
-    assert server.headers == {"a": "b", "X-Peak": "4321"}
-
-
 def test_a_route_that_is_not_ascii_has_its_limit() -> None:
     """PATH_INFO has the bytes of the path as Latin-1 (PEP 3333)."""
     reports, on_end = collected()

@@ -26,7 +26,6 @@ pub(in crate::python) struct PyExchanges {
     sampler: Option<Py<Sampler>>,
     pub(super) tells: bool,
     pub(super) answers: bool,
-    pub(super) adds_header: bool,
     pub(super) ends_with_response: bool,
     /// The application has a `root_path` of its own, which `asgi.py` takes off each path.
     has_root: bool,
@@ -52,7 +51,6 @@ impl PyExchanges {
             tenant: (!tenant.is_none()).then(|| tenant.unbind()),
             sampler: service.getattr("sampler")?.extract()?,
             tells: !service.getattr("on_end")?.is_none(),
-            adds_header: !service.getattr("peak_header")?.is_none(),
             service: service.unbind(),
             answers,
             ends_with_response,

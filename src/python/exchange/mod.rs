@@ -126,7 +126,6 @@ impl PyExchange {
         let unusual = || slf.call_method1(intern!(py, "_send"), (message,));
         let Ok(items) = message.cast_exact::<PyDict>() else { return unusual() };
         let Some(kind) = items.get_item(intern!(py, "type"))? else { return unusual() };
-        let exchanges = this.begun()?.exchanges.get();
         let to_server = {
             let fields = this.fields();
             if fields.replaced.is_some() { None } else { fields.to_server.as_ref().map(|send| send.bind(py).clone()) }
@@ -147,10 +146,10 @@ impl PyExchange {
             }
             return Ok(Bound::new(py, Last::new(slf.clone().into_any().unbind(), awaitable.unbind()))?.into_any());
         }
-        let set_apart = exchanges.adds_header || !is_text(&kind, "http.response.start");
-        let Some(status) = (if set_apart { None } else { items.get_item(intern!(py, "status"))? }) else {
+        if !is_text(&kind, "http.response.start") {
             return unusual();
-        };
+        }
+        let Some(status) = items.get_item(intern!(py, "status"))? else { return unusual() };
         if is_error(&status)? {
             return unusual();
         }

@@ -84,22 +84,22 @@ fn chosen() -> &'static dyn GlobalAlloc {
 unsafe impl GlobalAlloc for Chosen {
     #[inline]
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promises.
+        // SAFETY: a layout that the caller vouches for, handed on as it is.
         unsafe { chosen().alloc(layout) }
     }
     #[inline]
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promises.
+        // SAFETY: a layout that the caller vouches for, handed on as it is.
         unsafe { chosen().alloc_zeroed(layout) }
     }
     #[inline]
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises, and the choice is the one that made the block.
+        // SAFETY: the choice is made once, so this allocator made the block, with the layout that the caller hands on.
         unsafe { chosen().dealloc(block, layout) }
     }
     #[inline]
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
-        // SAFETY: the caller's promises, and the choice is the one that made the block.
+        // SAFETY: the choice is made once, so this allocator made the block, with the layout that the caller hands on.
         unsafe { chosen().realloc(block, layout, new_size) }
     }
 }

@@ -38,7 +38,8 @@ unsafe impl Allocator for Mimalloc {
     }
     #[inline]
     unsafe fn grow(&self, block: NonNull<u8>, _: Layout, new: Layout) -> Result<NonNull<[u8]>, AllocError> {
-        // SAFETY: as for `deallocate`.
+        // SAFETY: live, and from `allocate` or `grow`; only the new block is used from here on (this function's
+        // contract).
         let moved = unsafe { libmimalloc_sys::mi_realloc(block.as_ptr().cast(), new.size()) };
         Ok(NonNull::slice_from_raw_parts(NonNull::new(moved.cast()).ok_or(AllocError)?, new.size()))
     }
@@ -62,7 +63,8 @@ unsafe impl Allocator for ByStrategy {
     }
     #[inline]
     unsafe fn grow(&self, block: NonNull<u8>, _: Layout, new: Layout) -> Result<NonNull<[u8]>, AllocError> {
-        // SAFETY: as for `deallocate`.
+        // SAFETY: live, and from `allocate` or `grow`; only the new block is used from here on (this function's
+        // contract).
         let moved = unsafe { Pool::shared().resize(block, new.size()) }.ok_or(AllocError)?;
         Ok(NonNull::slice_from_raw_parts(moved, new.size()))
     }

@@ -75,7 +75,7 @@ pub(crate) unsafe fn release(handler: Handler, block: NonNull<u8>) -> bool {
 /// - `block` is a live block of this slot; after `true` it is not used again.
 #[inline(never)]
 unsafe fn release_in_request(slot: &'static Slot, block: NonNull<u8>) -> bool {
-    // SAFETY: as for this function.
+    // SAFETY: a live block of this slot, which is not used again after `true` (this function's contract).
     unsafe { slot.release_small(block) }
 }
 

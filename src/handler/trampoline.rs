@@ -216,7 +216,7 @@ mod tests {
             for wrong_size in [0, size, 1, usize::MAX] {
                 let block = call(Call::Malloc { size }).cast::<u8>();
                 assert!(!block.is_null(), "{size} bytes");
-                // SAFETY: a block of so many bytes.
+                // SAFETY: the handler was asked for so many bytes, and gave the block.
                 unsafe { block.write_bytes(0xAB, size) };
                 call(Call::Free { ptr: block.cast(), size: wrong_size });
                 let block = call(Call::Calloc { nelem: size, elsize: 1 }).cast::<u8>();

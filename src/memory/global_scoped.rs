@@ -245,7 +245,7 @@ impl<A: GlobalAlloc + 'static> GlobalScoped<A> {
     /// - as for [`upstreams`](Self::upstreams).
     #[inline]
     unsafe fn owner(block: *mut u8, layout: Layout) -> *const Record {
-        // SAFETY: made here, and not plain.
+        // SAFETY: a block that is not plain has a word, which was written when it was made here.
         if is_plain(block, layout) { ptr::null() } else { unsafe { word(block).read() } }
     }
 
@@ -320,7 +320,7 @@ impl<A: GlobalAlloc + 'static> GlobalScoped<A> {
             heap::not_made(owner, layout.size());
             return start;
         }
-        // SAFETY: `around` this layout.
+        // SAFETY: the new block has the size of `around(layout)`, so room for the word beside the layout.
         unsafe { Self::with_word(start, layout, owner.map_or(ptr::null(), ptr::from_ref)) }
     }
 
@@ -329,7 +329,7 @@ impl<A: GlobalAlloc + 'static> GlobalScoped<A> {
     fn make_for_upstream(&self, layout: Layout, zeroed: bool) -> *mut u8 {
         let Some(around) = self.around(layout) else { return null_mut() };
         let start = raw(&System, around, zeroed);
-        // SAFETY: `around` this layout.
+        // SAFETY: the new block has the size of `around(layout)`, so room for the word beside the layout.
         if start.is_null() { start } else { unsafe { Self::with_word(start, layout, REENTRANT) } }
     }
 

@@ -92,9 +92,9 @@ impl Upstream {
     /// - `block` is live, from here, of this size.
     unsafe fn release(&self, block: NonNull<u8>, bytes: usize) {
         match self {
-            // SAFETY: this function's contract.
+            // SAFETY: a live block of this handler, of this size, given up (this function's contract).
             Self::Handler(held) => unsafe { held.handler().release(block, bytes) },
-            // SAFETY: this function's contract.
+            // SAFETY: a live block of this arena, given up (this function's contract).
             Self::Arena(arena) => unsafe { arena.release(block) },
         }
     }

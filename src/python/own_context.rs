@@ -80,7 +80,7 @@ pub(super) struct Reader {
 /// # Safety
 /// - `object` has a word there.
 unsafe fn word(object: *const c_void, at: usize) -> *const c_void {
-    // SAFETY: this function's contract.
+    // SAFETY: `object` has a word in this place (this function's contract).
     unsafe { object.cast::<*const c_void>().add(at).read() }
 }
 

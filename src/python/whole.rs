@@ -311,7 +311,7 @@ fn selected(thread: &mut Thread) -> Option<Handler> {
         return None;
     }
     let handler = if attached == own {
-        // SAFETY: this thread has the GIL.
+        // SAFETY: the state that is attached is this thread's own, so it has the GIL and Python runs.
         unsafe { ask(asked) }
     } else {
         // From 3.12 on a thread asks for its own: one that is attached by another state is in another interpreter.
@@ -356,7 +356,9 @@ unsafe fn ask(asked: &Asked) -> Option<Handler> {
 /// # Safety
 /// - `capsule` is an object that lives. If it is a capsule of NumPy's name, it has NumPy's struct.
 unsafe fn handler_in(capsule: *mut ffi::PyObject) -> Option<Handler> {
-    // SAFETY: this function's contract.
+    // SAFETY: the object lives, and both functions look into it only where it is a valid capsule of this name, which
+    // has
+    // NumPy's struct (this function's contract).
     unsafe {
         let name = abi::CAPSULE_NAME.as_ptr();
         let is_valid = ffi::PyCapsule_IsValid(capsule, name) == 1;

@@ -2,7 +2,7 @@
 //! layer.
 //!
 //! `event.rs` is the data; a recording is the events of all processes and threads in the order of time. The format of
-//! the files is in docs/tune.md.
+//! the files is in docs/recording-format.md.
 
 mod bodies;
 mod encoded;

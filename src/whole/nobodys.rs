@@ -88,7 +88,7 @@ impl Name {
 /// What the group of this thread is called; `None`: nothing is known of it.
 fn name_of_own(python: Option<Python>) -> Option<Name> {
     let mut name = Name { bytes: [0; MAX_NAME], used: 0 };
-    // SAFETY: both only return a number.
+    // SAFETY: both functions take nothing and only return a number.
     if unsafe { libc::gettid() == libc::getpid() } {
         name.push(b"the main thread");
         return Some(name);

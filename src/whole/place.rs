@@ -381,7 +381,7 @@ mod tests {
             }
         }
         for (block, ..) in live {
-            // SAFETY: live blocks.
+            // SAFETY: each was placed above as native memory, and is released once: here.
             unsafe { places.release(Kind::Native, block, &places.record(block)) };
         }
     }

@@ -168,7 +168,7 @@ fn the_hook_hears_a_foreign_struct_which_is_as_before_without_it() {
 fn a_refusal_is_heard_and_free_of_null_is_not() {
     let hearing = Hearing::begin();
     let pool = handler("pool").expect("built in");
-    // SAFETY: immortal.
+    // SAFETY: the struct of a registered handler is never freed or moved.
     let allocator = unsafe { (*pool.as_ptr()).allocator };
     // SAFETY: the context belongs to the function, here and below.
     let refused = unsafe { allocator.malloc.expect("complete")(allocator.ctx, usize::MAX) };

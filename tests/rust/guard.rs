@@ -124,7 +124,7 @@ fn child_reads_after_the_free() {
     let address = block_of(&guard, "maker", 100).addr();
     let block = NonNull::with_exposed_provenance(address);
     let free = || {
-        // SAFETY: live.
+        // SAFETY: `guard` made the block, and this closure is called once.
         unsafe { guard.release(NonNull::with_exposed_provenance(address)) };
     };
     thread::scope(|threads| {
@@ -167,13 +167,13 @@ fn child_frees_what_it_must_not() {
     }
     // SAFETY: another Guard's block: Guard looks at its records and accesses nothing.
     unsafe { other.release(block) };
-    // SAFETY: live.
+    // SAFETY: `guard` made the block; what was released before was refused, so this is the first time.
     unsafe { guard.release(block) };
 
     let block = guard.allocate(100).expect("memory");
     write(block, 100);
     write(block, 127);
-    // SAFETY: live.
+    // SAFETY: `guard` made the block; what was released before was refused, so this is the first time.
     unsafe { guard.release(block) };
     assert_eq!((guard.misuses(), other.misuses()), (5, 1));
 }
@@ -231,7 +231,7 @@ fn child_in_a_storm_of_signals() {
         let mut blocked: libc::sigset_t = unsafe { std::mem::zeroed() };
         // SAFETY: only asks.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, std::ptr::null(), &raw mut blocked) };
-        // SAFETY: a set.
+        // SAFETY: the call above filled the set.
         let blocks = |signal| unsafe { libc::sigismember(&raw const blocked, signal) } == 1;
         assert!(blocks(libc::SIGSEGV) && !blocks(libc::SIGUSR1));
     }
@@ -274,7 +274,7 @@ fn child_in_a_storm_of_signals() {
         });
         for _ in 0..ROUNDS {
             let block = guard.allocate(100).expect("memory");
-            // SAFETY: live.
+            // SAFETY: `guard` made the block just now, and it is released once; the read after it is what is tested.
             unsafe { guard.release(block) };
             read(block, 0);
         }
@@ -336,7 +336,7 @@ fn a_child_of_fork_goes_on_though_other_threads_were_in_the_guard() {
 fn child_that_forks() {
     let guard = guard(64, false);
     let kept = guard.allocate(5000).expect("memory");
-    // SAFETY: live.
+    // SAFETY: the block has 5000 bytes, and nobody else knows of it yet.
     unsafe { kept.write_bytes(7, 5000) };
     let kept = kept.addr();
     let done = AtomicBool::new(false);
@@ -345,7 +345,7 @@ fn child_that_forks() {
             threads.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
                     let block = guard.allocate(100).expect("memory");
-                    // SAFETY: live.
+                    // SAFETY: `guard` made the block just now, and it is released once.
                     unsafe { guard.release(block) };
                 }
             });
@@ -359,10 +359,10 @@ fn child_that_forks() {
                 unsafe { libc::alarm(20) };
                 let kept = NonNull::with_exposed_provenance(kept);
                 let whole = (0..5000).all(|at| read(kept, at) == 7);
-                // SAFETY: live in the child too.
+                // SAFETY: the child has the parent's memory, so the block is live here, and the child releases it once.
                 unsafe { guard.release(kept) };
                 let own = guard.allocate_zeroed(100).expect("memory");
-                // SAFETY: live.
+                // SAFETY: the child's `guard` made the block just now, and it is released once.
                 unsafe { guard.release(own) };
                 // SAFETY: ends the child without running the parent's exit handlers.
                 unsafe { libc::_exit(i32::from(!whole || guard.misuses() > 0)) };
@@ -409,7 +409,7 @@ fn child_without_mappings() {
     assert!(unsafe { guard.resize(early, 200) }.is_none());
     write(early, 99);
     for block in refused.into_iter().chain([early]) {
-        // SAFETY: live.
+        // SAFETY: `guard` made each of them, and this loop releases each once.
         unsafe { guard.release(block) };
     }
     assert_eq!(guard.misuses(), 0);

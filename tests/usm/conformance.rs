@@ -121,7 +121,7 @@ fn a_block_of_a_device_is_resized_with_its_bytes() {
     // SAFETY: its first 256 bytes were kept.
     unsafe { handler.copy_out(back.as_mut_ptr(), block, 256) }.expect("copied");
     assert_eq!(&back[..], &bytes[..]);
-    // SAFETY: live, given up.
+    // SAFETY: the resize above made the block, and nothing uses it from here on.
     unsafe { handler.release(block, 1 << 20) };
 }
 
@@ -136,7 +136,7 @@ fn rust_and_numpy_are_refused_what_they_could_not_read() {
     assert_eq!(refusal(Buffer::copy_from_slice_in(device, b"bytes")), expected);
     let mut vec = allocator_api2::vec::Vec::<u8, _>::new_in(ContextAlloc::with_handler(device));
     assert!(vec.try_reserve(10).is_err());
-    // SAFETY: immortal.
+    // SAFETY: the struct of a registered handler is never freed or moved.
     let c_struct = unsafe { &*device.as_ptr() }.allocator;
     // SAFETY: any size, with their own context.
     assert!(unsafe { (c_struct.malloc.expect("all are there"))(c_struct.ctx, 10) }.is_null());
@@ -170,7 +170,7 @@ fn a_device_that_is_not_there_is_named() {
         let refused = Queue::open(runtime(), Some(filter)).expect_err("no such device");
         assert!(refused.to_string().contains(filter), "{refused}");
     }
-    // SAFETY: refused.
+    // SAFETY: 0 is the address of no queue, and is refused before anything is read there.
     #[allow(unsafe_code, reason = "no queue")]
     let refused = unsafe { Queue::share(runtime(), 0) }.expect_err("no queue");
     assert!(refused.to_string().contains("cannot be shared"), "{refused}");
@@ -240,7 +240,7 @@ fn rows_are_copied_and_what_lies_between_is_not_touched() {
     unsafe { queue.copy(back.as_mut_ptr(), there.as_ptr(), 6000) }.expect("copied");
     assert!(back.iter().all(|&byte| byte == 77));
     let none = [RowAxis::new(0, 1, 1)];
-    // SAFETY: no row.
+    // SAFETY: with no row, nothing is read or written.
     unsafe { queue.copy_rows(there.as_ptr(), from.as_ptr(), 1, &none) }.expect("nothing to do");
     // SAFETY: from this queue, and nothing uses it any more.
     unsafe { queue.release(there) }.expect("USM");

@@ -110,7 +110,7 @@ fn a_struct_of_an_ended_request_selects_no_other() {
     let (request, before) = begun();
     drop(request);
     for _ in 0..2 {
-        // SAFETY: a struct that `select` gave.
+        // SAFETY: `select` gave the struct, and those live for ever.
         let refused = unsafe { set_handler::<OfThread, Draft1>(before) };
         assert!(refused.is_null());
         assert_ne!(error_code(), 0);

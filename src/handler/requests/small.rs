@@ -79,7 +79,7 @@ impl Slot {
             return false;
         }
         let Some(is_last) = state.chain.own().give_small_back(size_bytes) else {
-            // SAFETY: as for this function.
+            // SAFETY: a live block of this slot with this record and size, which the caller gives up.
             return unsafe { self.release_elsewhere(small, block, size_bytes) };
         };
         // SAFETY: a live block of the pool with this record, which the caller gives up.

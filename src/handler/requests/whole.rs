@@ -196,7 +196,7 @@ impl Payer {
         let Some(held) = Held::try_on(handler) else { return Handed::Nobody };
         let Some(slot) = Slot::behind(held.handler()).and_then(paying) else { return Handed::Nobody };
         if NonNull::from(slot) == self.0 {
-            // SAFETY: this function's contract.
+            // SAFETY: a block that weighs `old` is charged to it (this function's contract), and stays so.
             return if unsafe { self.reweigh(old, new, force) } { Handed::To(self) } else { Handed::Refused };
         }
         let (before, after) = (self.slot(), slot.state());

@@ -66,7 +66,7 @@ unsafe extern "C" fn call(
     count: ffi::Py_ssize_t,
     names: *mut ffi::PyObject,
 ) -> *mut ffi::PyObject {
-    // SAFETY: attached, by contract.
+    // SAFETY: CPython calls this with its thread attached.
     let py = unsafe { Python::assume_attached() };
     answer(|| {
         let count = usize::try_from(count)?;

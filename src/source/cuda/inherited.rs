@@ -19,9 +19,9 @@ static FIRST: AtomicPtr<Mapping> = AtomicPtr::new(null_mut());
 /// All that there ever were.
 fn all() -> impl Iterator<Item = &'static Mapping> {
     // Acquire pairs with the Release of the push.
-    // SAFETY: here and below: mappings in the list are leaked, and only their atomics change.
+    // SAFETY: mappings in the list are leaked, so a reference to one is good for ever; only their atomics change.
     let first = unsafe { FIRST.load(Ordering::Acquire).as_ref() };
-    // SAFETY: as above.
+    // SAFETY: what follows a mapping in the list was leaked before it, too.
     std::iter::successors(first, |mapping| unsafe { mapping.next.load(Ordering::Relaxed).as_ref() })
 }
 

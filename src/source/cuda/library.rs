@@ -91,7 +91,8 @@ macro_rules! functions {
                         *symbol.map_err(|_| $name)?
                     },)*
                     $($extra: {
-                        // SAFETY: as for those above; a driver that is too old does not have the symbol.
+                        // SAFETY: the symbol has this type in each driver that has it (cuda.h); one that is too old
+                        // does not.
                         let symbol = unsafe {
                             library.get::<unsafe extern "C" fn($($kind),*) -> c_int>(concat!($other, "\0").as_bytes())
                         };

@@ -118,7 +118,7 @@ impl Kept {
     /// - `block` is a live block of the shared pool with this record, and not used again.
     #[inline(always)]
     pub(crate) unsafe fn keep(self, small: Small, block: NonNull<u8>) {
-        // SAFETY: as for this function.
+        // SAFETY: a live block of the shared pool with this record, not used again (this function's contract).
         let over = unsafe { self.try_keep(small, block) };
         self.give_back(over);
     }
@@ -176,7 +176,7 @@ mod tests {
             assert!(blocks.len() < 10_000, "each region has notes");
             blocks.push(pool.allocate(32_000).expect("memory"));
             let last = pool.allocate(32_000).expect("memory");
-            // SAFETY: made above, and given up.
+            // SAFETY: this pool made it in the line above, and nothing uses it from here on.
             unsafe { pool.release(last) };
             if let Some(block) = kept.take_sized(31_000, &mut over) {
                 blocks.push(block);

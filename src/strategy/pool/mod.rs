@@ -277,11 +277,11 @@ mod tests {
         let blocks: Vec<_> =
             sizes.iter().map(|&size| (pool.allocate_sized(size, size % 2 == 0).expect("memory"), size)).collect();
         for &(block, size) in &blocks {
-            // SAFETY: live, with a noted size.
+            // SAFETY: `allocate_sized` made it, which notes the size; it is freed below only.
             assert_eq!(unsafe { Pool::requested_bytes(block) }, size);
         }
         for (mut block, size) in blocks {
-            // SAFETY: live, from this pool, at least one byte.
+            // SAFETY: this pool made the block, of one byte at least.
             unsafe { block.write(77) };
             for new_size in [size + 1, size * 3, 1, 300_000, 200_000, 5] {
                 // SAFETY: live, with a noted size; the old pointer is not used again.
@@ -289,7 +289,7 @@ mod tests {
                 // SAFETY: live, with a noted size and its first byte written.
                 assert_eq!(unsafe { (Pool::requested_bytes(block), block.read()) }, (new_size, 77));
             }
-            // SAFETY: live, from this pool, once.
+            // SAFETY: this pool made the block, and it is released here only.
             unsafe { pool.release(block) };
         }
         assert_eq!(pool.regions_after_trim(), 0, "nothing is left, and the notes went with it");
@@ -301,9 +301,9 @@ mod tests {
         let block = pool.allocate_sized(1000, false).expect("memory");
         // SAFETY: live, with a noted size; a failure leaves it.
         assert_eq!(unsafe { pool.resize_sized(block, isize::MAX as usize) }, None);
-        // SAFETY: live, with a noted size.
+        // SAFETY: the resize failed, so the block is as `allocate_sized` made it.
         assert_eq!(unsafe { Pool::requested_bytes(block) }, 1000);
-        // SAFETY: live, from this pool, once.
+        // SAFETY: this pool made the block, and it is released here only.
         unsafe { pool.release(block) };
     }
 

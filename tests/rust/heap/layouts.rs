@@ -195,12 +195,12 @@ fn small_blocks_made_while_a_panic_unwinds_are_aligned_to_two_words() {
 // SAFETY: as `Exact`.
 unsafe impl GlobalAlloc for &Exact {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the layout is the caller's, handed on as it is.
         unsafe { (**self).alloc(layout) }
     }
 
     unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the block and its layout are the caller's, and `Exact` made the block.
         unsafe { (**self).dealloc(block, layout) }
     }
 }

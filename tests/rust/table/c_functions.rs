@@ -14,7 +14,7 @@ struct C(PyDataMemAllocator);
 
 impl C {
     fn of(handler: Handler) -> Self {
-        // SAFETY: immortal.
+        // SAFETY: the struct of a registered handler is never freed or moved.
         Self(unsafe { *handler.as_ptr() }.allocator)
     }
 

@@ -125,7 +125,7 @@ fn a_handler_never_changes_and_never_goes() {
     let (early, strategy) = crate::support::marked("early");
     let weak = Arc::downgrade(&strategy);
     drop(strategy);
-    // SAFETY: immortal.
+    // SAFETY: the struct of a registered handler is never freed or moved.
     let c_struct = || unsafe { std::slice::from_raw_parts(early.as_ptr().cast::<u8>(), 168) }.to_vec();
     let (pointer, bytes) = (early.as_ptr(), c_struct());
     for number in 0..rounds(300, 20) {
@@ -221,7 +221,7 @@ proptest! {
             let registered = outcome.expect("a good name");
             prop_assert_eq!(&*registered.name(), &*text);
             prop_assert_eq!(handler(&text), Some(registered));
-            // SAFETY: immortal.
+            // SAFETY: the struct of a registered handler is never freed or moved.
             let field = unsafe { (*registered.as_ptr()).name }.map(|byte| byte as u8);
             prop_assert_eq!(&field[..text.len()], text.as_bytes());
             prop_assert!(field[text.len()..].iter().all(|&byte| byte == 0));

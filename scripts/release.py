@@ -1,4 +1,8 @@
-"""Whether this version can be released: it is the same everywhere, and the changelog has a dated section for it."""
+"""Whether this version can be released.
+
+It is the same everywhere, the changelog has a dated section for it, and its number says what it breaks: what of
+``tests/api`` is gone since the last release, which a tag names.
+"""
 
 import datetime as dt
 import json
@@ -33,10 +37,8 @@ def problems(version: str) -> Iterator[str]:
         if package["name"] == "ctxalloc" and package["version"] != version:
             yield f"Cargo.lock has ctxalloc {package['version']}, not {version}: run cargo check"
     yield from _changelog(version)
-    changed = subprocess.run(
-        ["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    if changed:
+    yield from _semver(version)
+    if changed := _git("status", "--porcelain"):
         yield f"the tree has changes that are not committed: {json.dumps(changed.splitlines()[:5])}"
 
 
@@ -53,6 +55,36 @@ def _changelog(version: str) -> Iterator[str]:
         return
     if date > dt.datetime.now(dt.UTC).date():
         yield f"CHANGELOG.md dates {version} {dated[1]}, which is in the future"
+
+
+def _semver(version: str) -> Iterator[str]:
+    """What the public surface lost or gained since the last release, in a version that does not say so."""
+    now = _numbers(version)
+    tags = _git("tag", "--list", "v[0-9]*").split()
+    last = max((tag for tag in tags if _numbers(tag[1:]) < now), key=lambda tag: _numbers(tag[1:]), default=None)
+    if last is None:
+        print(f"release-check: no release is older than {version}, so there is nothing that it could break")
+        return
+    before = _numbers(last[1:])
+    # Cargo's rule: below 1.0 the second number takes the place of the first.
+    breaks = now[0] == before[0] and (now[0] > 0 or now[1] == before[1])
+    adds = now[:2] == before[:2] and now[0] > 0
+    for language in ("python", "rust"):
+        path = f"tests/api/{language}.txt"
+        old = set(_git("show", f"{last}:{path}").splitlines()[1:])
+        new = set((ROOT / path).read_text(encoding="utf-8").splitlines()[1:])
+        if breaks and (gone := sorted(old - new)):
+            yield f"{version} breaks what {last} promised, so its number is too small. Gone from {path}: {gone[:5]}"
+        if adds and (added := sorted(new - old)):
+            yield f"{version} adds to what {last} promised, so its number is too small. New in {path}: {added[:5]}"
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", version)[:3])
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
 if __name__ == "__main__":

@@ -237,7 +237,7 @@ test-oldest-numpy: $(WHEELS)/stamp ## pytest with the wheels on the oldest suppo
 
 # ---- to show and to measure -------------------------------------------------------------------------
 
-.PHONY: demo demo-whole demo-handlers demo-waiting bench compare chromium page test-grafana
+.PHONY: demo demo-whole demo-handlers demo-waiting bench compare chromium page test-page prometheus test-grafana
 demo: $(DONE)/package $(DONE)/demo ## two tenants on one service: the greedy one is refused, the other served
 	$(PY) -m examples.tenants
 
@@ -253,15 +253,22 @@ demo-waiting: $(DONE)/package ## a burst on a service that has too little memory
 compare: $(DONE)/package ## three well-known NumPy programs, by NumPy's default and by `pool`: the README's table
 	for program in examples/compare/*.py; do $(PY) -m ctxalloc run --compare --rounds 3 "$$program"; done
 
-# For tests/python/test_page.py, which is skipped without one, and for the picture.
+# Debian's packages, as root; the lists of a bare machine are fetched first.
+apt_install = { apt-get install -y --no-install-recommends $(1) || { apt-get update && apt-get install -y --no-install-recommends $(1); }; }
+
 chromium: ## a headless Chromium by apt, as root: for the tests of the live page, and its picture
-	@command -v chromium-headless-shell chromium google-chrome >/dev/null || apt-get install -y chromium-headless-shell
+	@command -v chromium-headless-shell chromium google-chrome >/dev/null || $(call apt_install,chromium-headless-shell)
+
+test-page: $(DONE)/tools $(DONE)/package chromium ## the live page in a headless Chromium: `make test` has none
+	$(PY) -m pytest tests/python/test_page.py tests/python/test_page_profiles.py
 
 page: $(DONE)/package $(DONE)/demo chromium ## docs/images/page.png: the live page of the demo's service, in a headless Chromium
 	$(PY) scripts/draw_page.py
 
-test-grafana: $(DONE)/tools $(DONE)/package ## examples/grafana in a real Prometheus, which it installs by apt, as root
-	@command -v promtool >/dev/null || apt-get install -y prometheus
+prometheus:
+	@command -v promtool >/dev/null || $(call apt_install,prometheus)
+
+test-grafana: $(DONE)/tools $(DONE)/package prometheus ## examples/grafana in a real Prometheus, which it installs by apt, as root
 	$(PY) -m pytest tests/python/test_grafana.py -p no:xdist
 
 bench: $(DONE)/tools $(DONE)/extension ## ratios against named peers, measured in one run, into benches/RESULTS.md

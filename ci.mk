@@ -154,7 +154,7 @@ $(DONE)/usm: $(DONE)/venv requirements/usm.txt requirements/test.txt
 # Needs a CUDA device, and says which of CuPy, PyTorch, RMM and Numba it does not find; it installs none of them.
 .PHONY: bench-cuda
 CUDA_PYTHON ?= $(PY)
-bench-cuda: $(DONE)/package ## pinned against pageable copies, pools, the reuse hazard, on a CUDA device: docs/cuda.md's table
+bench-cuda: $(DONE)/package ## pinned against pageable copies, pools, the reuse hazard, on a CUDA device: the table in benches/RESULTS.md
 	PYTHONPATH=$(CURDIR)/python $(CUDA_PYTHON) benches/pinned.py
 
 # The same; CUDA_PYTHON has pytest too. Without a device each test is skipped, and says why.
@@ -247,7 +247,7 @@ $(DONE)/clusters: $(DONE)/venv requirements/clusters.txt requirements/clusters-o
 
 # Services of others' making, not in CI.
 .PHONY: bench-advised
-bench-advised: $(DONE)/package $(DONE)/advised ## two services of others' making, recorded, advised and measured as advised; docs/tune.md has the figures
+bench-advised: $(DONE)/package $(DONE)/advised ## two services of others' making, recorded, advised and measured as advised; benches/RESULTS.md has the figures
 	PYTHONPATH=$(CURDIR)/python $(ADVISED)/bin/python benches/advised.py
 
 $(DONE)/advised: $(DONE)/venv requirements/advised.txt

@@ -1,6 +1,6 @@
 # What strangers see: the site, the release and what is promised to stay. Included by the Makefile.
 
-.PHONY: site lint-workflows release-check release-versions licences test-api test-api-python test-api-rust api
+.PHONY: site site-environment lint-workflows release-check release-versions licences test-api test-api-python test-api-rust api
 SITE := .venv-site
 PUBLIC_API := target/release-tools/bin/cargo-public-api
 site_python := PYTHONPATH=$(CURDIR)/python:$(CURDIR)/scripts/site $(SITE)/bin/python
@@ -10,6 +10,8 @@ site_python := PYTHONPATH=$(CURDIR)/python:$(CURDIR)/scripts/site $(SITE)/bin/py
 site: $(DONE)/site $(DONE)/package ## the guides, a reference of the package and rustdoc, as a site: target/site/VERSION/index.html
 	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --quiet --locked --no-deps $(services)
 	$(site_python) scripts/site/build.py $(VERSION)
+
+site-environment: $(DONE)/site
 
 $(DONE)/site: $(DONE)/venv requirements/site.txt requirements/numpy.txt requirements/pins.txt
 	[ -x $(SITE)/bin/python ] || $(PYTHON) -m venv $(SITE)

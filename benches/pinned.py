@@ -1,4 +1,4 @@
-"""What pinned memory brings, on a CUDA device: the table of docs/cuda.md. `make bench-cuda`.
+"""What pinned memory brings, on a CUDA device: the table of benches/RESULTS.md. `make bench-cuda`.
 
 Needs the driver and a device, and prints what it lacks of CuPy, PyTorch and RMM, whose rows it then leaves out. Copies
 by the driver alone need none of them. Each figure is the median of interleaved rounds; each row says its unit.

@@ -32,6 +32,7 @@ NAVIGATION = {
         ("Rust reference", "rustdoc"),
         ("Words", "glossary"),
         ("Changes", "project/changelog"),
+        ("Format of recordings", "recording-format"),
         ("Measurements", "project/results"),
     ],
     "How it is made": [

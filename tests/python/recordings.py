@@ -1,4 +1,4 @@
-"""Recordings that are made here, in the format of docs/recording-format.md: written anew, to test the crate's reader too.
+"""Recordings that are made here, in the format of docs/recording-format.md: written anew, to test the crate too.
 
 ``Script`` writes down what requests do, a microsecond apart or by a clock of its own, and keeps each request's account.
 """

@@ -1,6 +1,8 @@
 """Sphinx's settings for the site. `build.py` makes the pages that it reads, and says where they are."""
 
+import functools
 import inspect
+import re
 from pathlib import Path
 
 import stubs
@@ -41,9 +43,37 @@ toc_object_entries_show_parents = "hide"
 STUBS = stubs.read(Path(ctxalloc.__file__).with_name("_native.pyi"))
 
 
-def signature(_app, _what, name, _object, _options, arguments, returned):
-    native = STUBS.get(stubs.unqualified(name))
+# What a module says to those who change it: which other files it has to do with.
+NEIGHBOURS = re.compile(r"\s*Neighbours:.*?(?:(?=docs/[\w-]+\.md is the guide)|\Z)", re.DOTALL)
+GUIDE = re.compile(r"[.;]?\s*docs/([\w-]+)\.md is the guide")
+PRIVATE_TYPE = re.compile(r"\b_(?=[A-Z])")
+
+read_module = functools.cache(stubs.read)
+
+
+def signature(_app, _what, name, found, _options, arguments, returned):
+    native = STUBS.get(stubs.unqualified(name)) or in_source(found)
     return native.signature if native and native.signature else (arguments, returned)
+
+
+def in_source(found):
+    """What the module that defines it says of it, with the names of types that are its own shown as public ones."""
+    try:
+        path = Path(inspect.getsourcefile(found))
+    except TypeError:  # a value, or what C has made
+        return None
+    name = getattr(found, "__qualname__", "")
+    native = read_module(path).get(name) if path.is_relative_to(Path(ctxalloc.__file__).parent) else None
+    if native is None or native.signature is None:
+        return None
+    return native._replace(signature=tuple(part and PRIVATE_TYPE.sub("", part) for part in native.signature))
+
+
+def for_readers(_app, what, _name, _object, _options, lines):
+    if what == "module":
+        paragraphs = "\n".join(lines).split("\n\n")
+        kept = (NEIGHBOURS.sub("", paragraph) for paragraph in paragraphs)
+        lines[:] = GUIDE.sub(r". The guide is :doc:`/\1`", "\n\n".join(kept)).splitlines()
 
 
 def add_type(_app, what, name, _object, _options, lines):
@@ -63,4 +93,5 @@ def hide(_app, _what, name, found, skip, _options):
 def setup(app):
     app.connect("autodoc-process-signature", signature)
     app.connect("autodoc-process-docstring", add_type)
+    app.connect("autodoc-process-docstring", for_readers)
     app.connect("autodoc-skip-member", hide)

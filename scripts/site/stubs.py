@@ -1,4 +1,7 @@
-"""Signatures with types of the native module's functions, methods and properties, from its stubs."""
+"""Signatures and types of functions, methods and properties, as the native module's stubs or a module have them.
+
+So a type has the name that its author gave it, and not what that stands for.
+"""
 
 import ast
 from pathlib import Path
@@ -40,7 +43,7 @@ def _read_class(node: ast.ClassDef, found: dict[str, Native]) -> None:
         decorators = [ast.unparse(decorator) for decorator in member.decorator_list]
         if "property" in decorators:
             found[f"{node.name}.{member.name}"] = Native(None, ast.unparse(member.returns) if member.returns else None)
-        elif member.name == "__new__":
+        elif member.name in ("__new__", "__init__"):
             arguments, _ = _signature(member)
             found[node.name] = Native((arguments, None), None)
         elif not any(decorator.endswith(".setter") for decorator in decorators):

@@ -24,11 +24,11 @@ FUZZ_SECONDS ?= 600
 FUZZ := target/fuzz/$(HOST)/release/recording
 coverage := -Cpasses=sancov-module $(foreach option,level=4 inline-8bit-counters pc-table trace-compares,\
 	-Cllvm-args=-sanitizer-coverage-$(option))
-fuzz: ## any bytes as a recording, for FUZZ_SECONDS, under AddressSanitizer (needs a nightly toolchain)
+fuzz: ## any bytes as a recording: reader, info, exports, plan; for FUZZ_SECONDS, under AddressSanitizer (needs a nightly toolchain)
 ifeq ($(NIGHTLY),)
 	@echo '$@: skipped, there is no nightly toolchain'
 else
-	RUSTFLAGS='$(coverage) -Zsanitizer=address' $(CARGO) +$(NIGHTLY) build --quiet --release --locked \
+	RUSTFLAGS='--cfg ctxalloc_fuzz $(coverage) -Zsanitizer=address' $(CARGO) +$(NIGHTLY) build --quiet --release --locked \
 		--manifest-path fuzz/Cargo.toml --target $(HOST) --target-dir target/fuzz
 	mkdir -p target/fuzz/corpus
 	$(FUZZ) target/fuzz/corpus fuzz/seeds -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -rss_limit_mb=1024 -timeout=20 \

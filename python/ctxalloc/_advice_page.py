@@ -51,7 +51,7 @@ def _lines(text: str) -> str:
     return "\n".join(map(_escaped, text.split("\n")))
 
 
-def page(name: str, told: dict[str, Any], together: str | None) -> str:
+def page(name: str, told: dict[str, Any], together: str | None, beyond: str | None) -> str:
     """A page of what ``_recommend.as_json`` tells."""
     summary = (
         f"{counted(told['requests'], 'request')} {'was' if told['requests'] == 1 else 'were'} replayed under each "
@@ -65,6 +65,7 @@ def page(name: str, told: dict[str, Any], together: str | None) -> str:
         summary += f" All in one process: {together}."
     partial = "<p class=partial>Interrupted: this is what was measured until then." if told["is_partial"] else ""
     left = "".join(f"<h2><bdi>{_escaped(one)}</bdi>: not measured</h2>" for one in told["routes_left"])
+    left += "" if beyond is None else f"<p>{_escaped(beyond)}"
     return _PAGE.format(
         title=_escaped(f"ctxalloc: advice from {name}"),
         summary=_escaped(summary) + partial,

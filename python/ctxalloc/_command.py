@@ -156,6 +156,8 @@ _WITH_VALUE: Final = frozenset({"--handler", "--limit", "--output", "--record", 
 def _printed(options: argparse.Namespace) -> int:
     """A command that prints something and no more; its exit status."""
     out = io.StringIO() if sys.stdout is None else sys.stdout  # it is closed: nobody reads
+    if isinstance(out, io.TextIOWrapper):
+        out.reconfigure(errors="backslashreplace")  # names are a program's own, and it may be of ASCII only
     status = 0
     try:
         if options.command in _tune.COMMANDS:

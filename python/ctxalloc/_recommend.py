@@ -13,13 +13,17 @@ from typing import Any, Final, NamedTuple, TextIO
 
 from ctxalloc import _advice, _advice_page, _files, _gaps, _native, _snippets, _together, _trace
 from ctxalloc._advice import Decision, Sizes
+from ctxalloc._ending import ENDING, StoppedError
+from ctxalloc._native import _Recording
 from ctxalloc._program import UsageError
-from ctxalloc._replay import FailedError, Measured, StoppedError, measured, progress_on, round_of
+from ctxalloc._replay import FailedError, Measured, measured, opened, progress_on, round_of
 from ctxalloc._sites import UNNAMED
 from ctxalloc._text import counted, printable, size_text, tidy
 from ctxalloc._together import Together
 
 ALL_ROUTES: Final = "all routes"
+MAX_ROUTES: Final = 1000
+"""So many are advised, those with the most requests: a file may have a hundred thousand names."""
 
 
 class Advice(NamedTuple):
@@ -44,6 +48,13 @@ class Advice(NamedTuple):
         return _advice.seconds_of(self.facts, self.measured)
 
 
+class Beyond(NamedTuple):
+    """What is not advised, since there are ``MAX_ROUTES`` with more requests."""
+
+    routes: int
+    requests: int
+
+
 class Found(NamedTuple):
     """The advice for a recording."""
 
@@ -52,6 +63,7 @@ class Found(NamedTuple):
     """What was recorded, all routes together."""
     left: list[str]
     """Routes that were not reached before it was interrupted."""
+    beyond: Beyond
     together: Together | None = None
     """Of all routes in one process; None where nothing is advised, or there is one route only."""
 
@@ -73,23 +85,28 @@ class Found(NamedTuple):
 
 
 def advise(
-    path: Path, strategies: Sequence[str], rounds: int, shown: Callable[[str], None], only: str | None = None
+    path: Path,
+    strategies: Sequence[str],
+    rounds: int,
+    shown: Callable[[str], None],
+    recording: _Recording,
+    *,
+    only: str | None,
 ) -> Found:
-    """Measures each route and decides. UsageError: the recording cannot be read or replayed."""
+    """Measures each route and decides. UsageError: the recording cannot be read or replayed. StoppedError."""
+    shown("reading the recording")
     try:
-        *routes, whole = _native._recorded_routes(path)  # noqa: SLF001 - made for this
-    except (OSError, ValueError, RuntimeError) as error:
+        with ENDING.waiting():
+            found_routes = _native._recorded_routes(recording, MAX_ROUTES, first=only)  # noqa: SLF001 - for this
+    except (OSError, ValueError) as error:
         raise UsageError(str(error)) from None
+    every, whole, *beyond = found_routes
+    if not whole["requests"]:
+        raise UsageError(_gaps.nothing(path, "finished request", recording.gaps))
+    routes = every if only is None else [one for one in every[:1] if (one["name"] or UNNAMED) == (only or UNNAMED)]
     if not routes:
-        raise UsageError(_gaps.nothing(path, "finished request", whole["gaps"]))
-    count = len(routes)
-    if only is not None:
-        wanted = [route for route in routes if route["name"] == only]
-        routes = wanted or [route for route in routes if not route["name"] and only == UNNAMED]
-        if not routes:
-            raise UsageError(f"--route {only!r}: no finished request of that name is in {path}")
+        raise UsageError(f"--route {only!r}: no finished request of that name is in {path}; `trace info` shows them")
     found: list[Advice] = []
-    left = [route["name"] for route in routes]
     failures: dict[str, str] = {}
     for number, route in enumerate(routes):
         name = route["name"]
@@ -99,7 +116,7 @@ def advise(
         decision, is_partial = _advice.needs_no_replay(route), False
         if decision is None:
             try:
-                _measure(path, name, list(rounds_of), rounds, into=rounds_of, shown=_behind(prefix, shown))
+                _measure(recording, name, list(rounds_of), rounds, into=rounds_of, shown=_behind(prefix, shown))
             except (StoppedError, KeyboardInterrupt):
                 is_partial = True
             except FailedError as error:
@@ -108,28 +125,28 @@ def advise(
                 failures[name] = str(error)
                 decision = Decision("unknown", its, f"it cannot be replayed: {error}", None)
             decision = decision or _advice.decide(route, rounds_of)
-        left.remove(name)
         confidence = _advice.confidence_of(route, rounds_of)
         change = _advice.would_change(route, decision)
         sizes = _advice.sizes_of(route)
         found.append(Advice(name, route["requests"], decision, sizes, confidence, change, rounds_of, route, is_partial))
         if is_partial:
             break
-    else:
-        left = []
     if len(failures) == len(routes):  # no route was told apart: it is the recording, or what was asked for
         name, why = next(iter(failures.items()))
         raise UsageError(f"route {name or UNNAMED!r}: {why}")
-    told = Found(found, whole, left)
-    return told if told.is_partial or count == 1 else _with_all_together(path, told, routes, rounds, shown)
+    left = [route["name"] for route in routes[len(found) :]]
+    told = Found(found, whole, left, Beyond(*beyond) if only is None else Beyond(0, 0))
+    return told if told.is_partial or len(every) == 1 else _with_all_together(recording, told, every, rounds, shown)
 
 
 def _with_all_together(
-    path: Path, found: Found, routes: list[dict[str, Any]], rounds: int, shown: Callable[[str], None]
+    recording: _Recording, found: Found, routes: list[dict[str, Any]], rounds: int, shown: Callable[[str], None]
 ) -> Found:
     """Without the advice that makes the whole process worse."""
     as_they_are = {route["name"]: _advice.as_it_is(route).strategy for route in routes}
+    told = {one.route for one in found.advice}
     seconds = sum(one.busy_seconds for one in found.advice)
+    seconds += sum(route["duration_ns"] / 1e9 for route in routes if route["name"] not in told)
     wanted = []
     for one in found.advice:
         if one.decision.verdict == "change" and one.decision.gain is not None:
@@ -139,7 +156,7 @@ def _with_all_together(
         return found
     together = None
     try:
-        for known in _together.tried(path, wanted, as_they_are, rounds, _behind("all routes together: ", shown)):
+        for known in _together.tried(recording, wanted, as_they_are, rounds, _behind("all routes together: ", shown)):
             together = known
     except (StoppedError, KeyboardInterrupt):
         pass
@@ -163,7 +180,7 @@ def _behind(prefix: str, shown: Callable[[str], None]) -> Callable[[str], None]:
 
 
 def _measure(
-    path: Path,
+    recording: _Recording,
     route: str,
     strategies: Sequence[str],
     rounds: int,
@@ -171,7 +188,7 @@ def _measure(
     into: Measured,
     shown: Callable[[str], None],
 ) -> None:
-    for strategy, numbers in measured(path, strategies, rounds, route=route, shown=shown):
+    for strategy, numbers in measured(recording, strategies, rounds, route=route, shown=shown):
         into[strategy].append(round_of(numbers))
 
 
@@ -193,27 +210,37 @@ def recommend(
             target = _files.target_of(output)
         except OSError as error:
             raise UsageError(f"--output {output}: no file can be written there ({error.strerror})") from None
+    recording = opened(path)
     shown = progress_on(sys.stderr)
     try:
-        found = advise(path, strategies, rounds, shown, only)
-    except KeyboardInterrupt:
+        found = advise(path, strategies, rounds, shown, recording, only=only)
+    except (StoppedError, KeyboardInterrupt):
         return 128 + signal.SIGINT
     finally:
         shown("")
-    _gaps.warn("recommend", found.whole["gaps"])
+    _gaps.warn("recommend", recording.gaps)
+    told = {**as_json(path, found), "gaps": _gaps.as_json(recording.gaps)}
+    # The page before the text: standard output may be full, or nobody's, and what was measured took long.
+    problem = None if target is None else _page_problem(target, path, told)
     if is_json:
-        json.dump(as_json(path, found), out, indent=2)
+        json.dump(told, out, indent=2)
         print(file=out)
     else:
-        _print(path, found, out)
-    if target is not None:
-        told = as_json(path, found)
-        page = _advice_page.page(path.name, told, together_text(told))
-        try:
-            target.write(page.encode("utf-8", "backslashreplace"))
-        except OSError as error:
-            raise UsageError(f"--output {output}: {error.strerror}") from None
+        _print(path, told, out)
+    if problem is not None:
+        out.flush()
+        raise UsageError(f"--output {output}: {problem}; what it would say is above")
     return 128 + signal.SIGINT if found.is_partial else 0
+
+
+def _page_problem(target: _files.Target, path: Path, told: dict[str, Any]) -> str | None:
+    """Writes the page. Why it cannot be written, where it cannot."""
+    page = _advice_page.page(path.name, told, together_text(told), beyond_text(told))
+    try:
+        target.write(page.encode("utf-8", "backslashreplace"))
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
 
 
 def sets_of(found: Found) -> list[_snippets.Set]:
@@ -231,28 +258,29 @@ def _strategy_of(one: Advice) -> str | None:
     return None if one.decision.verdict != "change" and not its.is_exact else one.decision.strategy
 
 
-def snippets_of(found: Found) -> dict[str, str]:
+def snippets_of(found: Found, kept: _snippets.Kept | None) -> dict[str, str]:
     """What to paste, by where."""
     sets = sets_of(found)
     if not sets:
         return {}
-    return {"python": _snippets.python(sets, found.kept), "rust": _snippets.rust(sets), "dask": _snippets.dask(sets)}
+    return {"python": _snippets.python(sets, kept), "rust": _snippets.rust(sets), "dask": _snippets.dask(sets)}
 
 
 def as_json(path: Path, found: Found) -> dict[str, Any]:
     """All of it, for programs and for the page."""
+    kept = found.kept
     return {
         "recording": os.fspath(path),
         "is_partial": found.is_partial,
         "routes_left": [name or UNNAMED for name in found.left],
         "requests": found.whole["requests"],
-        "warm_bytes": None if found.kept is None else found.kept.warm_bytes,
-        "decay_seconds": None if found.kept is None else found.kept.decay_seconds,
-        "gaps": _gaps.as_json(found.whole["gaps"]),
+        "routes_beyond": found.beyond._asdict(),
+        "warm_bytes": None if kept is None else kept.warm_bytes,
+        "decay_seconds": None if kept is None else kept.decay_seconds,
         "together": _together_as_json(found.together),
         "rules": list(_advice.RULES),
         "routes": [_route_as_json(one) for one in found.advice],
-        "snippets": snippets_of(found),
+        "snippets": snippets_of(found, kept),
     }
 
 
@@ -327,9 +355,16 @@ def gain_text(gain: dict[str, Any]) -> str:
     return f"{gain['strategy']} saves {text}"
 
 
-def _print(path: Path, found: Found, out: TextIO) -> None:
-    told = as_json(path, found)
+def beyond_text(told: dict[str, Any]) -> str | None:
+    """Which routes are not told. None: all are."""
+    routes, requests = (told["routes_beyond"][what] for what in ("routes", "requests"))
+    if not routes:
+        return None
+    more = counted(routes, "more route")
+    return f"{more}, with {counted(requests, 'request')} together: not measured; --route NAME advises one of them"
 
+
+def _print(path: Path, told: dict[str, Any], out: TextIO) -> None:
     def tell(text: str) -> None:
         print(printable(text), file=out)  # names of routes are a program's own
 
@@ -356,6 +391,9 @@ def _print(path: Path, found: Found, out: TextIO) -> None:
     for name in told["routes_left"]:
         print(file=out)
         tell(f"{name}: not measured")
+    if (beyond := beyond_text(told)) is not None:
+        print(file=out)
+        tell(beyond)
     if told["warm_bytes"] is None:
         print(file=out)
         tell(f"{ALL_ROUTES} together: no route has a pool, so there is nothing to keep warm")

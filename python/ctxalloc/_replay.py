@@ -9,6 +9,7 @@ too (``src/tune/stored.rs``). ``src/tune`` replays; ``_recommend`` uses what is 
 import contextlib
 import json
 import os
+import shutil
 import signal
 import statistics
 import subprocess
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
 
 from ctxalloc import _gaps, _native
+from ctxalloc._ending import ENDING, StoppedError
+from ctxalloc._native import _Recording
 from ctxalloc._program import UsageError
 from ctxalloc._text import counted, printable, size_text, table
 
@@ -44,45 +47,21 @@ Measured = dict[str, list[Round]]
 """The rounds by strategy."""
 
 
-class StoppedError(Exception):
-    """The user has interrupted it."""
-
-
 class FailedError(Exception):
     """A replay failed: what its process said."""
 
 
-class Ending:
-    """SIGTERM's handler: ends this process, and with it the one that replays."""
-
-    def __init__(self) -> None:
-        self._is_held_back = False
-        self._number: int | None = None
-
-    def __call__(self, number: int, _frame: object) -> None:
-        """SystemExit: it is ended."""
-        self._number = number
-        if not self._is_held_back:
-            sys.exit(128 + number)
-
-    @contextlib.contextmanager
-    def held_back(self) -> Iterator[None]:
-        """While a process begins: only once it is known can it be ended. SystemExit: this one was to be ended."""
-        self._is_held_back = True
-        try:
-            yield
-        finally:
-            self._is_held_back = False
-        if self._number is not None:
-            sys.exit(128 + self._number)
-
-
-ENDING: Final = Ending()
-"""There is one process that replays at a time."""
+def opened(path: Path) -> _Recording:
+    """The recording, which stays as it is now: its files stay open, and what comes later is not read. UsageError."""
+    try:
+        with ENDING.waiting():
+            return _Recording(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(str(error)) from None
 
 
 def measured(
-    path: Path,
+    recording: _Recording,
     strategies: Sequence[str],
     rounds: int,
     *,
@@ -96,49 +75,84 @@ def measured(
     ``by_route``: strategies of single routes, by a name that stands for all of them beside the default.
     StoppedError: interrupted by the user; FailedError: a replay failed.
     """
-    with tempfile.TemporaryDirectory(prefix="ctxalloc-") as folder:
-        plan = Path(folder, "plan")
+    with _folder() as folder:
+        plan = folder / "plan"
         shown("reading the recording")
         try:
-            facts = _native._plan(path, plan, route=route, on_one_thread=on_one_thread)  # noqa: SLF001 - for this
+            with ENDING.waiting():
+                facts = _native._plan(  # noqa: SLF001 - for this
+                    recording, plan, route=route, on_one_thread=on_one_thread
+                )
         except (OSError, ValueError, RuntimeError) as error:
             raise FailedError(str(error)) from None
+        _check_memory(facts["peak_live_bytes"])
         for number in range(rounds):
             # Each round in another order: nobody is always the first, or always behind the same one.
             at = number % len(strategies)
             for strategy in (*strategies[at:], *strategies[:at]):
                 shown(f"round {number + 1} of {rounds}: {strategy}")
                 routes = (by_route or {}).get(strategy)
-                yield strategy, {**facts, **_in_a_process(path, plan, strategy if routes is None else BASE, routes)}
+                yield strategy, {**facts, **_in_a_process(plan, strategy if routes is None else BASE, routes)}
 
 
-def _in_a_process(path: Path, plan: Path, strategy: str, by_route: Mapping[str, str] | None) -> dict[str, Any]:
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """A new folder, which is gone in the end. FailedError: there is none."""
+    try:
+        made = tempfile.mkdtemp(prefix="ctxalloc-")
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise FailedError(f"there is no folder for the plan of a replay: {why}; name one with TMPDIR") from None
+    try:
+        yield Path(made)
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _check_memory(peak_live_bytes: int) -> None:
+    """FailedError: a replay would take more memory than there is, and other programs with it."""
+    known = [size for size in _native._system_limits("/")[:2] if size is not None]  # noqa: SLF001 - made for this
+    if known and peak_live_bytes > min(known):
+        live, most = size_text(peak_live_bytes), size_text(min(known))
+        said = f"{live} of its blocks are alive at one time, and this machine, or its control group, has {most}"
+        raise FailedError(f"{said}: replay single routes, or on a larger machine")
+
+
+def _in_a_process(plan: Path, strategy: str, by_route: Mapping[str, str] | None) -> dict[str, Any]:
     command = [sys.executable, "-m", "ctxalloc._replay_one", strategy]
     asked = None if by_route is None else dict(by_route)
     pipe = subprocess.PIPE
-    process = None
+    ENDING.check()
     try:
-        with ENDING.held_back():
-            process = subprocess.Popen(  # noqa: S603 - this program again
-                [*command, os.fspath(plan)], stdin=pipe, stdout=pipe, stderr=pipe, env=_environment()
-            )
-        out, said = process.communicate(json.dumps(asked).encode())  # a name may be no argument: too long, or with NUL
+        process = subprocess.Popen(  # noqa: S603 - this program again
+            [*command, os.fspath(plan)], stdin=pipe, stdout=pipe, stderr=pipe, env=_environment()
+        )
+    except OSError as error:
+        raise FailedError(f"no process can be started for a replay: {error.strerror}") from None
+    try:
+        with ENDING.waiting():
+            # A name may be no argument: too long, or with NUL.
+            out, said = process.communicate(json.dumps(asked).encode())
     except BaseException as error:
-        if process is not None:
-            process.kill()
-            process.wait()
+        process.kill()
+        process.wait()
         if isinstance(error, KeyboardInterrupt):
             raise StoppedError from None
         raise
-    if process.returncode == -signal.SIGINT or process.returncode == 128 + signal.SIGINT:
+    status = process.returncode
+    if status in (-signal.SIGINT, 128 + signal.SIGINT):
         raise StoppedError
-    if process.returncode != 0:
-        text = said.decode("utf-8", "replace").strip()
-        if text.startswith("strategy="):  # there is none of that name: no recording's fault
-            raise FailedError(text)
-        raise FailedError(f"{path}: {text or f'the replay with {strategy} ended with status {process.returncode}'}")
-    numbers: dict[str, Any] = json.loads(out)
-    return numbers
+    if status == 0:
+        with contextlib.suppress(ValueError, IndexError):
+            numbers: dict[str, Any] = json.loads(out.splitlines()[-1])  # before it whatever Python's own site prints
+            return numbers
+    text = said.decode("utf-8", "replace").strip()
+    if not text:
+        how = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+        text = f"the replay with {strategy} {how}"
+        if status == -signal.SIGKILL:
+            text += ": it may have taken more memory than there is"
+    raise FailedError(text)
 
 
 def _environment() -> dict[str, str]:
@@ -160,11 +174,16 @@ def round_of(numbers: dict[str, Any]) -> Round:
     )
 
 
-def progress_on(out: TextIO) -> Callable[[str], None]:
+def progress_on(out: TextIO | None) -> Callable[[str], None]:
     """Shows what is done now, in one line of a terminal; nothing elsewhere. An empty text clears the line."""
-    if not out.isatty():
+    if out is None or not out.isatty():
         return lambda _: None
-    return lambda text: print(f"\r\x1b[K{printable(text)[:100]}", end="", file=out, flush=True)
+
+    def shown(text: str) -> None:
+        with contextlib.suppress(OSError):  # the terminal is gone
+            print(f"\r\x1b[K{printable(text)[:100]}", end="", file=out, flush=True)
+
+    return shown
 
 
 def replay(
@@ -179,17 +198,19 @@ def replay(
 ) -> int:
     """Compares strategies and prints what each took. The exit status. UsageError: it cannot be done."""
     shown = progress_on(sys.stderr)
+    recording = opened(path)
     rounds_of: Measured = {name: [] for name in strategies}
     facts: dict[str, Any] = {}
     is_partial = False
+    problem = None
     try:
         for strategy, numbers in measured(
-            path, strategies, rounds, route=route, on_one_thread=on_one_thread, shown=shown
+            recording, strategies, rounds, route=route, on_one_thread=on_one_thread, shown=shown
         ):
             rounds_of[strategy].append(round_of(numbers))
             facts = numbers
             if not numbers["requests"] and route is None:
-                raise UsageError(_gaps.nothing(path, "request", numbers["gaps"]))
+                raise UsageError(_gaps.nothing(path, "request", recording.gaps))
             if route is not None and not numbers["requests"]:
                 raise UsageError(
                     f"--route {route!r}: no request of the recording has this name; `trace info` shows them"
@@ -197,15 +218,24 @@ def replay(
     except (StoppedError, KeyboardInterrupt):
         is_partial = True
     except FailedError as error:
-        raise UsageError(str(error)) from None
+        problem = str(error)
+        if not problem.startswith("strategy=") and str(path) not in problem:
+            problem = f"{path}: {problem}"
     finally:
         shown("")
-    _gaps.warn("replay", facts.get("gaps", ()))
+    if problem is not None and not facts:
+        raise UsageError(problem)
+    _gaps.warn("replay", recording.gaps)
+    is_partial = is_partial or problem is not None
     if is_json:
-        json.dump(_as_json(path, facts, rounds_of, is_partial=is_partial), out, indent=2)
+        told = _as_json(path, facts, rounds_of, is_partial=is_partial)
+        json.dump({**told, "gaps": _gaps.as_json(recording.gaps), "problem": problem}, out, indent=2)
         print(file=out)
     else:
         _print(path, facts, rounds_of, is_partial=is_partial, out=out)
+    if problem is not None:
+        out.flush()
+        raise UsageError(f"{problem}; what was measured before is above")
     return 128 + signal.SIGINT if is_partial else 0
 
 
@@ -243,7 +273,6 @@ def _as_json(path: Path, facts: dict[str, Any], rounds_of: Measured, *, is_parti
         "recording": os.fspath(path),
         "is_partial": is_partial,
         **{name: facts[name] for name in _FACTS if name in facts},
-        "gaps": _gaps.as_json(facts.get("gaps", ())),
         "strategies": {
             name: [{**one._asdict(), "waste_bytes": waste_bytes(one, live)} for one in rounds]
             for name, rounds in rounds_of.items()

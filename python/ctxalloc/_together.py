@@ -8,10 +8,10 @@ not pay for it: a few MiB are not worth most of a route's time.
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ctxalloc import _advice
+from ctxalloc._native import _Recording
 from ctxalloc._replay import Measured, Round, measured, median_of, round_of
 from ctxalloc._text import size_text
 
@@ -49,7 +49,7 @@ class Together(NamedTuple):
 
 
 def tried(
-    path: Path,
+    recording: _Recording,
     wanted: list[Wanted],
     as_they_are: Mapping[str, str],
     rounds: int,
@@ -64,7 +64,7 @@ def tried(
     yield Together({}, {}, names)
 
     def with_these(routes: Mapping[str, str]) -> Measured:
-        return _rounds(path, as_they_are, {**as_they_are, **routes}, rounds, shown)
+        return _rounds(recording, as_they_are, {**as_they_are, **routes}, rounds, shown)
 
     every = with_these({one.route: one.strategy for one in order})
     if worse(every) is None:
@@ -88,7 +88,7 @@ def tried(
 
 
 def _rounds(
-    path: Path,
+    recording: _Recording,
     as_they_are: Mapping[str, str],
     advised: Mapping[str, str],
     rounds: int,
@@ -96,7 +96,7 @@ def _rounds(
 ) -> Measured:
     found: Measured = {AS_THEY_ARE: [], ADVISED: []}
     routes = {AS_THEY_ARE: as_they_are, ADVISED: advised}
-    for arm, numbers in measured(path, list(routes), rounds, by_route=routes, shown=shown):
+    for arm, numbers in measured(recording, list(routes), rounds, by_route=routes, shown=shown):
         found[arm].append(round_of(numbers))
     return found
 

@@ -1,15 +1,14 @@
 """The commands ``replay`` and ``recommend`` of ``_command``: their options, and what they run."""
 
 import argparse
-import contextlib
 import os
 import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TextIO
 
 from ctxalloc import _recommend, _replay
+from ctxalloc._ending import ENDING, StoppedError
 from ctxalloc._program import UsageError
 from ctxalloc._text import says
 
@@ -54,27 +53,17 @@ def add_to(commands: Any, rounds: Callable[[str], int]) -> None:
 def run(options: argparse.Namespace, out: TextIO) -> int:
     """Runs one of the two; its exit status. UsageError: it cannot be done."""
     path: Path = options.recording
-    if not path.exists():
-        raise UsageError(f"there is no recording {os.fspath(path)!r}")
     try:
-        with _ending_its_replay():
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise UsageError(f"there is no recording {os.fspath(path)!r}") from None
+    except OSError as error:
+        raise UsageError(f"{os.fspath(path)!r} cannot be read: {error.strerror}") from None
+    try:
+        with ENDING.handled():
             return _run(options, path, out)
-    except KeyboardInterrupt:
-        return 130
-
-
-@contextlib.contextmanager
-def _ending_its_replay() -> Iterator[None]:
-    """SIGTERM raises SystemExit in here, if it would end this process: the one that replays would outlive it."""
-    is_ours = threading.current_thread() is threading.main_thread()
-    if not is_ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, _replay.ENDING)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    except (StoppedError, KeyboardInterrupt):
+        return 128 + signal.SIGINT
 
 
 def _run(options: argparse.Namespace, path: Path, out: TextIO) -> int:

@@ -123,7 +123,7 @@ type HeaderNumbers = (String, String, u64, u64, u64, u64, u64, f64, usize, u64, 
 /// A gap: its file, offset, bytes, places and reason.
 type GapNumbers = (String, u64, u64, u64, String);
 
-pub(super) fn gaps_of(recording: &Recording) -> Vec<GapNumbers> {
+fn gaps_of(recording: &Recording) -> Vec<GapNumbers> {
     let numbers = |gap: &Gap| (gap.file.clone(), gap.offset, gap.bytes, gap.places, gap.reason.clone());
     recording.gaps().iter().map(numbers).collect()
 }
@@ -134,6 +134,12 @@ pub(super) struct PyRecording {
     recording: Arc<Recording>,
     /// How many events were read last, and where that is: who goes on there need not begin anew.
     read: Mutex<(usize, Reading)>,
+}
+
+impl PyRecording {
+    pub(super) fn recording(&self) -> &Recording {
+        &self.recording
+    }
 }
 
 #[pymethods]

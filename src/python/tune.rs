@@ -1,35 +1,37 @@
 //! Replays and summaries of recordings, for `_replay.py` and `_recommend.py` of the package.
 
-use super::recording::gaps_of;
+use super::recording::PyRecording;
 use crate::counters::UNNAMED;
 use crate::recording::Recording;
-use crate::tune::{Choice, Plan, Route, replay_routes, routes};
+use crate::tune::{Choice, Plan, Planner, Route, Summary, replay_routes};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyBytes, PyDict, PyMemoryView};
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-fn opened(path: &PathBuf) -> PyResult<Recording> {
-    Ok(Recording::open(path)?)
-}
-
 /// Plans the replay of a recording, or of one route of it, and writes the plan to a file, for [`replayed`] in a process
-/// of its own. What the recording says, by name. ValueError: the file is no recording; RuntimeError: it contradicts
+/// of its own. What the recording says, by name. Whoever waits for it may be interrupted.
+///
+/// OSError, ValueError: a file of the recording cannot be read any more, or was changed. RuntimeError: it contradicts
 /// itself, or the plan cannot be written.
 #[pyfunction]
-#[pyo3(name = "_plan", signature = (path, target, /, *, route=None, on_one_thread=false))]
+#[pyo3(name = "_plan", signature = (recording, target, /, *, route=None, on_one_thread=false))]
 pub(super) fn planned<'py>(
     py: Python<'py>,
-    path: PathBuf,
+    recording: &PyRecording,
     target: PathBuf,
     route: Option<&str>,
     on_one_thread: bool,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let (facts, gaps) = py.detach(|| {
-        let recording = opened(&path)?;
-        let plan = Plan::new(&recording, route.map(|route| recorded_name(&recording, route)), on_one_thread)?;
-        plan.write(&target)?;
-        Ok::<_, PyErr>((plan.facts(), gaps_of(&recording)))
+    let recording = recording.recording();
+    let route = route.map(|route| recorded_name(recording, route));
+    let mut planner = py.detach(|| Planner::new(recording, route, on_one_thread))?;
+    while py.detach(|| planner.read())? {
+        py.check_signals()?;
+    }
+    let facts = py.detach(|| {
+        let plan = planner.finish();
+        plan.write(&target).map(|()| plan.facts())
     })?;
     let numbers = PyDict::new(py);
     for (name, value) in [
@@ -48,7 +50,6 @@ pub(super) fn planned<'py>(
     ] {
         numbers.set_item(name, value)?;
     }
-    numbers.set_item("gaps", gaps)?;
     Ok(numbers)
 }
 
@@ -91,26 +92,46 @@ pub(super) fn replayed<'py>(
     Ok(numbers)
 }
 
-/// What a recording says of each route, and of all together: the last one, without a name and with the gaps.
-/// ValueError: the file is no recording.
+/// What a recording says of its routes, those with the most requests first, and of all together: with how many routes
+/// and requests are left out, where it has more than `most`. `first`: the one that comes before all others. Whoever
+/// waits for it may be interrupted. OSError, ValueError: a file of the recording cannot be read any more, or was changed.
 #[pyfunction]
-#[pyo3(name = "_recorded_routes", signature = (path, /))]
-pub(super) fn recorded_routes(py: Python<'_>, path: PathBuf) -> PyResult<Vec<Bound<'_, PyDict>>> {
-    let (found, gaps) = py.detach(|| {
-        let recording = opened(&path)?;
-        Ok::<_, PyErr>((routes(&recording)?, gaps_of(&recording)))
-    })?;
-    let found: Vec<_> = found.into_iter().map(|route| numbers_of(py, route)).collect::<PyResult<_>>()?;
-    if let Some(all) = found.last() {
-        all.set_item("gaps", gaps)?;
+#[pyo3(name = "_recorded_routes", signature = (recording, most, /, *, first=None))]
+pub(super) fn recorded_routes<'py>(
+    py: Python<'py>,
+    recording: &PyRecording,
+    most: usize,
+    first: Option<&str>,
+) -> PyResult<Told<'py>> {
+    let recording = recording.recording();
+    let mut summary = py.detach(|| Summary::new(recording));
+    while py.detach(|| summary.read())? {
+        py.check_signals()?;
     }
-    Ok(found)
+    let mut routes = py.detach(|| summary.finish());
+    let whole = numbers_of(py, routes.pop().unwrap_or_default())?;
+    let first = first.map(|first| recorded_name(recording, first));
+    if let Some(at) = first.and_then(|first| routes.iter().position(|route| route.name == first)) {
+        routes[..=at].rotate_right(1);
+    }
+    let left: Vec<_> = routes.drain(most.min(routes.len())..).map(|route| route.requests).collect();
+    let found = routes.into_iter().map(|route| numbers_of(py, route)).collect::<PyResult<_>>()?;
+    Ok((found, whole, left.len(), left.iter().sum()))
 }
+
+/// Routes, all together, and how many routes are left out with how many requests.
+type Told<'py> = (Vec<Bound<'py, PyDict>>, Bound<'py, PyDict>, usize, u64);
 
 /// The name as it is recorded: requests without one are told as `unnamed`.
 fn recorded_name<'a>(recording: &Recording, route: &'a str) -> &'a str {
     let is_none = route == UNNAMED && !recording.names().iter().any(|name| name == UNNAMED);
     if is_none { "" } else { route }
+}
+
+/// A sequence of ints that takes eight bytes for each.
+fn sequence<'py>(py: Python<'py>, numbers: &[u64]) -> PyResult<Bound<'py, PyAny>> {
+    let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_ne_bytes()).collect();
+    PyMemoryView::from(PyBytes::new(py, &bytes).as_any())?.call_method1("cast", ("Q",))
 }
 
 fn numbers_of(py: Python<'_>, route: Route) -> PyResult<Bound<'_, PyDict>> {
@@ -135,9 +156,8 @@ fn numbers_of(py: Python<'_>, route: Route) -> PyResult<Bound<'_, PyDict>> {
     numbers.set_item("refused_by", route.refused_by)?;
     numbers.set_item("handlers", route.handlers)?;
     numbers.set_item("name", route.name)?;
-    numbers.set_item("peak_bytes", route.peak_bytes)?;
-    numbers.set_item("escaped_ns", route.escaped_ns)?;
-    numbers.set_item("gaps_ns", route.gaps_ns)?;
+    numbers.set_item("peak_bytes", sequence(py, &route.peak_bytes)?)?;
+    numbers.set_item("gaps_ns", sequence(py, &route.gaps_ns)?)?;
     numbers.set_item("sizes", route.sizes)?;
     Ok(numbers)
 }

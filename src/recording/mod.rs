@@ -36,13 +36,13 @@ pub use gaps::Gap;
 pub use header::Header;
 pub(crate) use noted::{Choice, Noted, begin};
 pub use options::Options;
-#[cfg(any(test, feature = "python"))]
+#[cfg(any(test, feature = "python", ctxalloc_fuzz))]
 pub(crate) use pages::Pages;
 pub(crate) use recorder::flush;
 #[cfg(feature = "python")]
 pub(crate) use recorder::stop_any;
 pub use recorder::{Recorder, record};
-#[cfg(any(test, feature = "python"))]
+#[cfg(any(test, feature = "python", ctxalloc_fuzz))]
 pub(crate) use room::{Full, Room};
 
 use crate::error::Error;

@@ -14,16 +14,23 @@ mod measure;
 mod model;
 mod phases;
 mod plan;
+mod planner;
 mod progress;
 mod replay;
 mod steps;
 mod stored;
 mod summary;
-#[cfg(any(test, feature = "python"))]
+#[cfg(any(test, feature = "python", ctxalloc_fuzz))]
 #[cfg_attr(not(feature = "python"), allow(dead_code, unused_imports, reason = "Python asks for all of it"))]
 pub(crate) mod trace;
+#[cfg(ctxalloc_fuzz)]
+pub use trace::{Told, told};
 
 pub use choice::Choice;
 pub use plan::{Facts, Plan};
+#[cfg(feature = "python")]
+pub(crate) use planner::Planner;
 pub use replay::{Replayed, replay, replay_routes};
+#[cfg(feature = "python")]
+pub(crate) use summary::Summary;
 pub use summary::{Route, routes};

@@ -1,4 +1,4 @@
-//! What the threads of a replay do: `plan.rs` finds it, and `replay.rs` does it.
+//! What the threads of a replay do: `planner.rs` finds it, and `replay.rs` does it.
 
 /// What a thread does next.
 #[derive(Debug, Clone, Copy)]

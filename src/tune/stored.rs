@@ -9,7 +9,9 @@ use super::plan::{Facts, Plan, Planned, ReadFrom};
 use super::steps::{Act, Lane, Step, Turn, Wait};
 use crate::error::Error;
 use crate::recording::Sums;
-use std::fs;
+use crc32fast::Hasher;
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"ctxplan4");
@@ -21,40 +23,44 @@ impl Plan {
     /// [`Error::Replay`]: it cannot be written.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<(), Error> {
         let path = path.as_ref();
-        let mut words = Words(MAGIC.to_le_bytes().to_vec());
-        words.put(self.names.len());
+        let fail =
+            |error| failed(path, &error, "see that its folder has room; TMPDIR names another one for `ctxalloc`");
+        let mut words = Words { file: BufWriter::new(File::create(path).map_err(fail)?), sum: Hasher::new() };
+        self.put(&mut words).and_then(|()| words.end()).map_err(fail)
+    }
+
+    fn put(&self, words: &mut Words) -> io::Result<()> {
+        words.number(MAGIC)?;
+        words.put(self.names.len())?;
         for name in &self.names {
-            words.put(name.len());
-            words.0.extend_from_slice(name.as_bytes());
+            words.put(name.len())?;
+            words.bytes(name.as_bytes())?;
         }
-        words.put(self.requests.len());
+        words.put(self.requests.len())?;
         for Planned { number, parent, route, sums, has_ended, is_torn, is_used_later } in &self.requests {
-            words.put(parent.map_or(0, |parent| parent as usize + 1));
-            words.put(*route as usize);
+            words.put(parent.map_or(0, |parent| parent as usize + 1))?;
+            words.put(*route as usize)?;
             for number in [sums.peak_bytes, sums.total_bytes, sums.blocks, sums.live_bytes, sums.refused] {
-                words.number(number);
+                words.number(number)?;
             }
             let flags = [*has_ended, *is_torn, *is_used_later].map(usize::from);
-            words.put(flags[0] | flags[1] << 1 | flags[2] << 2);
-            words.number(*number);
+            words.put(flags[0] | flags[1] << 1 | flags[2] << 2)?;
+            words.number(*number)?;
         }
-        words.put(self.lanes.len());
+        words.put(self.lanes.len())?;
         for Lane { steps, waits } in &self.lanes {
-            words.put(steps.len());
-            steps.iter().for_each(|step| words.step(step));
-            words.put(waits.len());
+            words.put(steps.len())?;
+            steps.iter().try_for_each(|step| words.step(step))?;
+            words.put(waits.len())?;
             for wait in waits {
-                words.put(wait.thread as usize);
-                words.number(wait.done);
+                words.put(wait.thread as usize)?;
+                words.number(wait.done)?;
             }
         }
-        words.put(self.turns.len());
-        self.turns.iter().for_each(|turn| words.pair(turn.lane, u32::from(turn.is_end)));
-        words.put(self.blocks);
-        words.number(self.middle);
-        let checksum = u64::from(crc32fast::hash(&words.0));
-        words.number(checksum);
-        fs::write(path, &words.0).map_err(|error| failed(path, &error, "see that its folder has room"))
+        words.put(self.turns.len())?;
+        self.turns.iter().try_for_each(|turn| words.pair(turn.lane, u32::from(turn.is_end)))?;
+        words.put(self.blocks)?;
+        words.number(self.middle)
     }
 
     /// A plan that [`write`](Self::write) wrote. Its facts are known where it was made.
@@ -78,22 +84,37 @@ fn failed(path: &Path, reason: &dyn std::fmt::Display, advice: &'static str) -> 
     Error::Replay { what: format!("{}: {reason}", path.display()), advice }
 }
 
-struct Words(Vec<u8>);
+/// The file, a piece at a time, and the checksum so far.
+struct Words {
+    file: BufWriter<File>,
+    sum: Hasher,
+}
 
 impl Words {
-    fn number(&mut self, number: u64) {
-        self.0.extend_from_slice(&number.to_le_bytes());
+    fn bytes(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.sum.update(bytes);
+        self.file.write_all(bytes)
     }
 
-    fn put(&mut self, number: usize) {
-        self.number(number as u64);
+    fn end(mut self) -> io::Result<()> {
+        let checksum = u64::from(self.sum.finalize());
+        self.file.write_all(&checksum.to_le_bytes())?;
+        self.file.flush()
     }
 
-    fn pair(&mut self, low: u32, high: u32) {
-        self.number(u64::from(low) | u64::from(high) << 32);
+    fn number(&mut self, number: u64) -> io::Result<()> {
+        self.bytes(&number.to_le_bytes())
     }
 
-    fn step(&mut self, step: &Step) {
+    fn put(&mut self, number: usize) -> io::Result<()> {
+        self.number(number as u64)
+    }
+
+    fn pair(&mut self, low: u32, high: u32) -> io::Result<()> {
+        self.number(u64::from(low) | u64::from(high) << 32)
+    }
+
+    fn step(&mut self, step: &Step) -> io::Result<()> {
         let (kind, request, block, bytes, before) = match step.act {
             Act::Begin { request } => (0, request, 0, 0, 0),
             Act::End { request } => (1, request, 0, 0, 0),
@@ -103,10 +124,10 @@ impl Words {
             Act::Recharge { block, bytes } => (5, 0, block, bytes, 0),
             Act::Free { block } => (6, 0, block, 0, 0),
         };
-        self.pair(kind | u32::from(step.is_awaited) << 8, step.waits);
-        self.pair(request, block);
-        self.number(bytes);
-        self.number(before);
+        self.pair(kind | u32::from(step.is_awaited) << 8, step.waits)?;
+        self.pair(request, block)?;
+        self.number(bytes)?;
+        self.number(before)
     }
 }
 

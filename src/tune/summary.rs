@@ -1,7 +1,7 @@
 //! What a recording says of each route: how large its requests are, what their blocks are like, and when they come.
 
 use crate::error::Error;
-use crate::recording::{Recording, What};
+use crate::recording::{Reading, Recording, What};
 use std::collections::{BTreeMap, HashMap};
 
 /// What a recording says of the requests of one name, with all that are inside of them. Requests are outermost ones
@@ -52,6 +52,13 @@ pub struct Route {
     pub handlers: BTreeMap<String, u64>,
 }
 
+impl Route {
+    fn escape(&mut self, bytes: u64) {
+        self.escaped_blocks += 1;
+        self.escaped_bytes = self.escaped_bytes.saturating_add(bytes);
+    }
+}
+
 #[derive(Default)]
 struct Open {
     route: usize,
@@ -83,26 +90,54 @@ struct Now {
 /// # Errors
 /// As [`Recording::events`]: a file cannot be read any more, or was changed.
 pub fn routes(recording: &Recording) -> Result<Vec<Route>, Error> {
-    let mut reader = Reader::default();
-    reader.routes.push(Route::default());
-    reader.now.push(Now::default());
-    for event in recording.events() {
-        let event = event?;
-        reader.read(event.at_ns, event.thread, event.request, event.what, recording);
+    let mut summary = Summary::new(recording);
+    while summary.read()? {}
+    Ok(summary.finish())
+}
+
+/// So many events are read at a time, so that who asked can be interrupted: each may count for some thousand requests.
+pub(super) const EVENTS_AT_ONCE: usize = 10_000;
+
+/// [`routes`], bit by bit.
+pub(crate) struct Summary<'a> {
+    recording: &'a Recording,
+    reading: Reading,
+    reader: Reader,
+}
+
+impl<'a> Summary<'a> {
+    pub(crate) fn new(recording: &'a Recording) -> Self {
+        let reader = Reader { routes: vec![Route::default()], now: vec![Now::default()], ..Reader::default() };
+        Self { recording, reading: Reading::default(), reader }
     }
-    for live in reader.blocks.values() {
-        let Some(open) = reader.requests.get(&live.root).filter(|open| open.ended_ns.is_some()) else { continue };
-        for route in [0, open.route] {
-            reader.routes[route].escaped_blocks += 1;
-            reader.routes[route].escaped_bytes += live.bytes;
+
+    /// Reads some events. False: that was all.
+    ///
+    /// # Errors
+    /// As [`Recording::events`].
+    pub(crate) fn read(&mut self) -> Result<bool, Error> {
+        for _ in 0..EVENTS_AT_ONCE {
+            let Some(event) = self.recording.next_event(&mut self.reading)? else { return Ok(false) };
+            self.reader.read(event.at_ns, event.thread, event.request, event.what, self.recording);
         }
+        Ok(true)
     }
-    let mut found = reader.routes;
-    let all = found.remove(0);
-    found.retain(|route| route.requests > 0);
-    found.sort_by(|one, other| other.requests.cmp(&one.requests).then_with(|| one.name.cmp(&other.name)));
-    found.push(all);
-    Ok(found)
+
+    pub(crate) fn finish(self) -> Vec<Route> {
+        let mut reader = self.reader;
+        for live in reader.blocks.values() {
+            let Some(open) = reader.requests.get(&live.root).filter(|open| open.ended_ns.is_some()) else { continue };
+            for route in [0, open.route] {
+                reader.routes[route].escape(live.bytes);
+            }
+        }
+        let mut found = reader.routes;
+        let all = found.remove(0);
+        found.retain(|route| route.requests > 0);
+        found.sort_by(|one, other| other.requests.cmp(&one.requests).then_with(|| one.name.cmp(&other.name)));
+        found.push(all);
+        found
+    }
 }
 
 #[derive(Default)]
@@ -135,10 +170,10 @@ impl Reader {
             What::Allocate { block, bytes, zeroed, .. } => {
                 let Some((route, root)) = self.place(request) else { return };
                 self.blocks.insert(block, Live { root, bytes, thread });
-                let class = bytes.max(1).next_power_of_two().trailing_zeros();
+                let class = u64::BITS - bytes.saturating_sub(1).leading_zeros();
                 self.on_each(route, |route, now| {
                     route.blocks += 1;
-                    route.zeroed_bytes += if zeroed { bytes } else { 0 };
+                    route.zeroed_bytes = route.zeroed_bytes.saturating_add(if zeroed { bytes } else { 0 });
                     *route.sizes.entry(class).or_default() += 1;
                     now.grow(route, bytes);
                 });
@@ -161,8 +196,7 @@ impl Reader {
                     route.freed_elsewhere += u64::from(live.thread != thread);
                     now.live_bytes = now.live_bytes.saturating_sub(live.bytes);
                     if let Some(ended) = ended_ns {
-                        route.escaped_blocks += 1;
-                        route.escaped_bytes += live.bytes;
+                        route.escape(live.bytes);
                         route.escaped_ns.push(at_ns.saturating_sub(ended));
                     }
                 });
@@ -188,7 +222,7 @@ impl Reader {
                         now.end(at_ns);
                         route.requests += 1;
                         *route.handlers.entry(handler.to_owned()).or_default() += 1;
-                        route.duration_ns += duration_ns;
+                        route.duration_ns = route.duration_ns.saturating_add(duration_ns);
                         route.refused_requests += u64::from(refused);
                         if !refused {
                             route.peak_bytes.push(sums.peak_bytes);

@@ -11,12 +11,15 @@ import pytest
 import recordings
 
 from ctxalloc import _recommend, _together
-from ctxalloc._replay import FailedError, Round, StoppedError
+from ctxalloc._ending import StoppedError
+from ctxalloc._replay import FailedError, Round
 from ctxalloc._together import ADVISED, AS_THEY_ARE, Together, Wanted, tried
 
 pytestmark = pytest.mark.once
 MiB = 1 << 20
 WANTED = [Wanted("b", "hugepages", 2.0, 0.1), Wanted("c", "arena", 1.0, 0.05), Wanted("a", "pool", 3.0, 0.15)]
+NOTHING: Any = None
+"""In place of a recording: what replays it is not asked."""
 THEIRS = {"a": "default", "b": "default", "c": "pool", "d": "pool"}
 """What they were recorded under."""
 
@@ -36,7 +39,7 @@ class Machine:
         return 100 * MiB
 
     def measured(
-        self, _path: Path, arms: list[str], rounds: int, *, by_route: Mapping[str, Mapping[str, str]], shown: Any
+        self, _recording: Any, arms: list[str], rounds: int, *, by_route: Mapping[str, Mapping[str, str]], shown: Any
     ) -> Iterator[tuple[str, dict[str, Any]]]:
         if self.stops_at == len(self.asked):
             raise StoppedError
@@ -67,7 +70,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def answers(wanted: list[Wanted] = WANTED) -> list[Together]:
-    return list(tried(Path("none"), wanted, THEIRS, 3, lambda _: None))
+    return list(tried(NOTHING, wanted, THEIRS, 3, lambda _: None))
 
 
 def test_what_is_no_worse_together_stays_as_it_is(machine: Machine) -> None:
@@ -148,7 +151,7 @@ def test_what_an_interrupt_leaves_untried_is_known(machine: Machine, monkeypatch
     machine.stops_at = 2
     seen: list[Together] = []
     with pytest.raises(StoppedError):
-        seen.extend(tried(Path("none"), WANTED, THEIRS, 3, lambda _: None))
+        seen.extend(tried(NOTHING, WANTED, THEIRS, 3, lambda _: None))
     assert (list(seen[-1].withdrawn), seen[-1].untried) == (["a"], ["b", "c"])
 
 

@@ -52,6 +52,12 @@ impl Row {
         self.lifetimes.quantiles()
     }
 
+    /// How many blocks were freed.
+    #[cfg(ctxalloc_fuzz)]
+    pub(crate) fn lifetimes_count(&self) -> u64 {
+        self.lifetimes.count
+    }
+
     /// How many blocks there are up to each power of two, the smallest first.
     pub(crate) fn classes(&self) -> &[(u8, u64)] {
         &self.classes

@@ -43,6 +43,72 @@ pub(crate) trait Export: Send {
     fn more(&mut self, out: &mut Vec<u8>) -> Result<bool, Error>;
 }
 
+/// What `trace info` says of all requests together: for `make fuzz`, which counts the same.
+#[cfg(ctxalloc_fuzz)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Told {
+    /// That began.
+    pub requests: u64,
+    /// That ended.
+    pub ended: u64,
+    /// That were made.
+    pub blocks: u64,
+    /// Blocks that were freed.
+    pub freed: u64,
+    /// Of blocks.
+    pub resizes: u64,
+    /// How often memory was refused.
+    pub refused: u64,
+    /// That outlived their requests, as often as there are requests around them.
+    pub escaped: i64,
+}
+
+/// All that `ctxalloc trace` does, for `make fuzz`: what `info` says, and the parts of each export. Each may be refused,
+/// since it would take too much memory.
+///
+/// # Errors
+/// Of `info`.
+#[cfg(ctxalloc_fuzz)]
+pub fn told(
+    recording: &Arc<Recording>,
+    mut each: impl FnMut(&'static str, Result<&[u8], Error>),
+) -> Result<Told, Error> {
+    let mut info = Info::new(recording);
+    while info.read()? {}
+    let mut told = Told::default();
+    for row in info.rows() {
+        told.requests += row.requests;
+        told.ended += row.ended();
+        told.blocks += row.blocks;
+        told.freed += row.lifetimes_count();
+        told.resizes += row.resizes;
+        told.refused += row.refused_allocations;
+        told.escaped += row.escaped;
+        let _ = (row.peak_bytes(), row.nanoseconds(), row.lifetimes(), info.name(row), info.handlers(row).count());
+    }
+    drop(info);
+    let classes = (0..=64).map(|log| format!("up to 2^{log}")).collect();
+    let mut all = |what, mut export: Box<dyn Export>| {
+        let mut part = Vec::new();
+        loop {
+            part.clear();
+            match export.more(&mut part) {
+                Ok(has_more) => {
+                    each(what, Ok(&part));
+                    if !has_more {
+                        return;
+                    }
+                }
+                Err(error) => return each(what, Err(error)),
+            }
+        }
+    };
+    all("rmm.csv", Box::new(Rmm::new(recording)));
+    all("perfetto", Box::new(Perfetto::new(recording)));
+    all("pprof", Box::new(Pprof::new(recording, classes)));
+    Ok(told)
+}
+
 /// What is left for tables, and for [`Walk`] where it needs that: at most one part in so many of all that may be taken.
 fn rooms(recording: &Recording, parts: usize) -> (Room, usize) {
     let length = usize::try_from(recording.header().file_bytes).unwrap_or(usize::MAX);

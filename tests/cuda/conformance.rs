@@ -6,7 +6,7 @@ mod fake;
 use ctxalloc::source::{CudaDevice, CudaKind, CudaManaged, CudaPinned, CudaPinnedOptions, CudaSource, cuda_mapped};
 use ctxalloc::strategy::{
     Budget, Budgeted, PoolOptions, Quarantined, Reuse, Strategy, Tracked, Zeroing, conformance, cuda_capturing,
-    cuda_settle, cuda_waiting, set_cuda_quarantine_bytes,
+    cuda_settle, cuda_waiting,
 };
 use fake::{alone, copy, device, get, run, set};
 use std::ptr::NonNull;
@@ -101,27 +101,6 @@ fn whole_mappings_are_registered_and_blocks_lie_in_one_each() {
 
 fn pool_free_address() -> usize {
     std::ptr::from_ref(Box::leak(Box::new(7_u8))).addr()
-}
-
-#[test]
-fn a_block_is_not_handed_out_while_a_copy_reads_it() {
-    let _turn = alone();
-    let pool = pinned();
-    set(c"progress", 0);
-    let block = filled(&pool, 4 * MIB, 7);
-    copy(block, 4 * MIB);
-    release(&pool, block);
-    assert_eq!(cuda_waiting().blocks, 1);
-    let other = filled(&pool, 4 * MIB, 8);
-    assert_ne!(other, block, "the device reads the first one");
-    run(1); // finds the bytes as they were
-    cuda_settle();
-    assert_eq!(cuda_waiting().blocks, 0);
-    assert_eq!(filled(&pool, 4 * MIB, 9), block, "the device is done");
-    release(&pool, other);
-    release(&pool, block);
-    drop(pool);
-    nothing_is_left();
 }
 
 #[test]
@@ -289,29 +268,6 @@ fn what_waits_makes_room_when_the_source_refuses() {
     set(c"refuse_register", 0);
     set(c"refuse_alloc", 0);
     release(&pool, block);
-    drop(pool);
-    nothing_is_left();
-}
-
-#[test]
-fn more_than_may_wait_is_refused_after_a_while() {
-    let _turn = alone();
-    let pool = pinned();
-    let max_bytes = cuda_waiting().max_bytes;
-    set(c"progress", 0);
-    set_cuda_quarantine_bytes(4 * MIB);
-    let blocks = [(); 3].map(|()| filled(&pool, 2 * MIB, 1));
-    copy(blocks[0], MIB);
-    for block in blocks {
-        release(&pool, block);
-    }
-    assert_eq!(pool.allocate(MIB), None, "6 MiB wait");
-    run(1);
-    assert!(pool.allocate(MIB).is_some_and(|block| {
-        release(&pool, block);
-        true
-    }));
-    set_cuda_quarantine_bytes(max_bytes);
     drop(pool);
     nothing_is_left();
 }

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,6 @@ from on_device import Device, address
 
 import ctxalloc
 from ctxalloc import GiB, KiB, MiB, cuda
-from ctxalloc.strategies import Budgeted, Tracked
 
 KINDS = ("host", "managed")
 # Each is told in docs/cuda.md.
@@ -140,45 +138,11 @@ def test_each_option_gives_memory_that_a_device_copies(device: Device, options: 
         assert (device.bytes_at(place, 8 * MiB) == 3).all()
 
 
-def test_limits_budgets_and_lists_hold_for_pinned_bytes(device: Device) -> None:
-    with ctxalloc.request(strategy=cuda.Arena(), limit_bytes=MiB, name="device", strict=True) as request:
-        array = np.ones(600 * KiB, np.uint8)
-        assert cuda.kind_of(array) == "host"
-        assert request.stats.live_bytes == 600 * KiB
-        with pytest.raises(MemoryError):
-            np.ones(600 * KiB, np.uint8)
-        del array
-        np.ones(600 * KiB, np.uint8)
-    handler = ctxalloc.register("device batches", Tracked(Budgeted(cuda.Pool(), limit_bytes=MiB)))
-    with ctxalloc.use(handler):
-        array = np.empty(1000)
-        with pytest.raises(MemoryError):
-            np.empty(2 * MiB)
-    assert [block.size_bytes for block in handler.live_blocks() or []] == [array.nbytes]
-
-
 def test_more_than_there_is_is_a_memory_error_and_no_more(device: Device) -> None:
     with cuda.use():  # pinned only: a device can hang where more managed memory is asked for than it has
         with pytest.raises(MemoryError):
             np.empty(1 << 47, np.uint8)
         assert np.ones(1000).sum() == 1000
-
-
-def test_wrong_devices_and_kinds_are_told(device: Device) -> None:
-    there = len(cuda.info()["devices"])
-    wrong = 90 + there
-    asked: list[Callable[[], object]] = [
-        lambda: cuda.use(device=wrong),
-        lambda: cuda.Pool(device=wrong),
-        lambda: cuda.device(wrong),
-        lambda: ctxalloc.use(f"cuda_managed:{wrong}"),
-        lambda: cuda.kind_of(1, device=wrong),
-    ]
-    for ask in asked:
-        with pytest.raises(RuntimeError, match=rf"no CUDA device {wrong}; there are {there}.*INVALID_DEVICE \(101\)"):
-            ask()
-    with pytest.raises(ValueError, match="is not in pinned or managed memory, but pageable"):
-        cuda.as_cuda(np.ones(10))
 
 
 def test_requests_of_a_service_have_memory_of_their_own(device: Device) -> None:

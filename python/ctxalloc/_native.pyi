@@ -1,4 +1,7 @@
-"""Types of the native module, which stubtest compares with it (`make types`). The docs are in `src/python`."""
+"""Types of the native module, which stubtest compares with it (`make types`): one file, as that is one module.
+
+The docs are in `src/python`.
+"""
 
 import os
 import sys

@@ -1,12 +1,14 @@
 """What `request(whole=True)` costs: with the library before malloc and nothing current, and in such a request.
 
-Each turn starts three processes, one after the other: `bare` has no library, `none` has it and no request, `current`
-does the same in a request that counts everything. Each measures every loop by CPU time, the best of three; medians of
-the turns are compared. Aims: nothing current at most 1.02, in a request at most 1.05 of the bare one on json, pandas,
-sqlite, lxml and scikit-learn (those that are installed: target/bench/whole.json says which), and 1 / 0.97 on a service
-behind the middleware that parses JSON, decodes a picture and reads rows, as `make demo-whole` has it, called without a
-server. Then blocks of 64 bytes and of 64 KiB, made and freed in C by one, two and four threads. Options: --rounds N,
---quick.
+Two processes of the same program differ by some hundredths, since what they import first decides where all else lies.
+So each turn starts two: `bare` has no library; the other has it, and measures each loop before anything is counted
+(`loaded`), then, once a first request has begun to count (`none`: nothing current), and in requests (`current`), these
+two in turn. Loops take CPU time, the lower quarter of small groups. What is compared are medians of the turns:
+`loaded` to `bare` between the processes, `none` and `current` to `loaded` within one; the aims are for the product.
+Aims: nothing current at most 1.02, in a request at most 1.05 of the bare one on json, pandas, sqlite, lxml and scikit-
+learn (those that are installed: target/bench/whole.json says which), and 1 / 0.97 on a service behind the middleware
+that parses JSON, decodes a picture and reads rows, as `make demo-whole` has it, called without a server. Then blocks
+of 64 bytes and of 64 KiB, made and freed in C by one, two and four threads. Options: --rounds N, --quick.
 """
 
 import asyncio
@@ -24,15 +26,23 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from harness import Row, keep, rounds_asked, row_of, table
+from harness import Row, keep, machine, rounds_asked, row_of, table
 
 import ctxalloc
 
-KINDS: Final = ("bare", "none", "current")
-TITLES: Final = {"bare": "without the library", "none": "with it, nothing current", "current": "in a whole request"}
+KINDS: Final = ("bare", "loaded", "none", "current")
+TITLES: Final = {
+    "bare": "without the library",
+    "loaded": "with it, nothing counted yet",
+    "none": "with it, nothing current",
+    "current": "in a whole request",
+}
+Found = dict[str, dict[str, float]]
+"""Nanoseconds of each loop by kind."""
 ROWS: Final = 2000
 """With 3000, some processes map and unmap one of pymalloc's arenas (1 MiB) in each turn of `json`: 250 page faults."""
 THREADS: Final = (1, 2, 4)
@@ -165,16 +175,17 @@ def of_service(kind: str) -> Callable[[], object]:
 
 
 def cpu_ns(work: Callable[[], object], seconds: float) -> float:
-    """The processor's nanoseconds for one, the best of three."""
+    """The processor's nanoseconds for one: a quarter of the groups took less."""
     work()
-    found = []
-    for _ in range(3):
-        count, begun = 0, time.process_time()
-        while time.process_time() < begun + seconds:
+    found: list[float] = []
+    group, end = 1, time.process_time() + seconds
+    while (begun := time.process_time()) < end or len(found) < 4:
+        for _ in range(group):
             work()
-            count += 1
-        found.append((time.process_time() - begun) / count * 1e9)
-    return min(found)
+        took = time.process_time() - begun
+        found.append(took / group * 1e9)
+        group = max(1, group // 2 if took > seconds / 20 else group * 2 if took < seconds / 80 else group)
+    return statistics.quantiles(found, n=4)[0]
 
 
 def churned(library: Path, size: int, threads: int, kind: str) -> float:
@@ -202,25 +213,49 @@ def churned(library: Path, size: int, threads: int, kind: str) -> float:
     return took / count / threads * 1e9
 
 
-def measure_here(kind: str, library: Path, seconds: float) -> dict[str, float]:
-    """One turn, in this process."""
-    around: Any = ctxalloc.request(whole=True) if kind == "current" else nullcontext()
-    found = {}
+def works() -> dict[str, Callable[[str], Callable[[], object]]]:
+    """Those whose libraries are installed: what each does, for a kind."""
+    made: dict[str, Callable[[str], Callable[[], object]]] = {}
     for name, make in LOOPS.items():
         if importlib.util.find_spec(name) is not None:
-            work = make()  # what is imported and made once is nobody's
-            work()
-            with ctxalloc.request(whole=True) if kind == "current" else nullcontext():
-                found[name] = cpu_ns(work, seconds)
+            made[name] = partial(lambda work, _kind: work, make())
     if all(importlib.util.find_spec(name) for name in (SERVICE, "PIL", "sqlite3")):
-        work = of_service(kind)
-        work()
-        found["service"] = cpu_ns(work, seconds)
-    with around:
-        for size in (64, 65536):
-            for threads in THREADS:
-                found[f"{size} B, {threads} threads"] = min(churned(library, size, threads, kind) for _ in range(3))
-    return found
+        made["service"] = of_service
+    return made
+
+
+def around(kind: str) -> Any:
+    """What each measurement is in."""
+    return ctxalloc.request(whole=True) if kind == "current" else nullcontext()
+
+
+def measure_here(process: str, library: Path, seconds: float) -> Found:
+    """One turn, in this process."""
+    found: dict[str, dict[str, list[float]]] = {}
+    loops = works()
+
+    def measure(kind: str) -> None:
+        for name, make in loops.items():
+            work = make(kind)
+            for _ in range(3):
+                work()  # what is imported and made once is nobody's
+            with nullcontext() if name == "service" else around(kind):  # a service's requests are its middleware's
+                found.setdefault(name, {}).setdefault(kind, []).append(cpu_ns(work, seconds))
+        with around(kind):
+            for size in (64, 65536):
+                for threads in THREADS:
+                    took = min(churned(library, size, threads, kind) for _ in range(3))
+                    found.setdefault(f"{size} B, {threads} threads", {}).setdefault(kind, []).append(took)
+
+    for _ in range(3):
+        measure(process)
+    if process == "loaded":
+        with ctxalloc.request(whole=True):
+            pass
+        for _ in range(3):
+            for kind in ("none", "current"):
+                measure(kind)
+    return {name: {kind: statistics.median(values) for kind, values in kinds.items()} for name, kinds in found.items()}
 
 
 def built(folder: str) -> Path:
@@ -232,41 +267,54 @@ def built(folder: str) -> Path:
     return library
 
 
-def environment(kind: str, library: str) -> dict[str, str]:
-    """Of a process of that kind."""
+def environment(preload: str | None) -> dict[str, str]:
+    """Of a process with this library, or none, before malloc."""
     variables = {name: value for name, value in os.environ.items() if name not in ("LD_PRELOAD", "CTXALLOC_WHOLE")}
-    return variables if kind == "bare" else {**variables, "LD_PRELOAD": library, "CTXALLOC_WHOLE": "1"}
+    return {**variables, "LD_PRELOAD": preload} if preload else variables
+
+
+def ratios_of(turns: list[Found], name: str) -> dict[str, float]:
+    """To the bare process: `loaded` by medians, the others by what they are in one process to `loaded`."""
+
+    def median(kind: str, base: str | None = None) -> float:
+        return statistics.median(turn[name][kind] / (turn[name][base] if base else 1) for turn in turns)
+
+    loaded = median("loaded") / median("bare")
+    return {"loaded": loaded, **{kind: loaded * median(kind, "loaded") for kind in ("none", "current")}}
 
 
 def main() -> None:
     """Measures, prints and keeps."""
-    if len(sys.argv) > 1 and sys.argv[1] in KINDS:
+    if len(sys.argv) > 1 and sys.argv[1] in ("bare", "loaded"):
         print(json.dumps(measure_here(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]))))
         return
-    turns = max(3, rounds_asked(__doc__) // 4)
+    count = max(3, rounds_asked(__doc__) // 4)
     made = subprocess.run([sys.executable, "-m", "ctxalloc", "whole"], capture_output=True, text=True, check=False)
     if made.returncode:
         print(f"not measured: {made.stderr.strip()}")
         return
-    found: dict[str, dict[str, list[float]]] = {}
+    turns: list[Found] = []
     with tempfile.TemporaryDirectory() as folder:
         library = built(folder)
-        for turn in range(turns):
-            for kind in KINDS[turn % 3 :] + KINDS[: turn % 3]:
-                command = [sys.executable, __file__, kind, str(library), "0.05" if turns == 3 else "0.2"]
-                variables = environment(kind, made.stdout.strip())
-                ended = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
-                for name, value in json.loads(ended.stdout).items():
-                    found.setdefault(name, {}).setdefault(kind, []).append(value)
+        for turn in range(count):
+            found: Found = {}
+            for kind in ("bare", "loaded") if turn % 2 else ("loaded", "bare"):
+                command = [sys.executable, __file__, kind, str(library), "0.05" if count == 3 else "0.2"]
+                variables = environment(made.stdout.strip() if kind == "loaded" else None)
+                ended = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=True)
+                for name, kinds in json.loads(ended.stdout).items():
+                    found.setdefault(name, {}).update(kinds)
+            turns.append(found)
+    print(f"{machine()}; {count} turns, medians")
     rows: dict[str, dict[str, Row]] = {}
-    for name, kinds in found.items():
-        rows[name] = {TITLES[kind]: row_of(values) for kind, values in kinds.items()}
+    for name in turns[0]:
+        rows[name] = {TITLES[kind]: row_of([turn[name][kind] for turn in turns]) for kind in KINDS}
         table(name, rows[name], TITLES["bare"])
-    ratios = {
-        name: {kind: statistics.median(kinds[kind]) / statistics.median(kinds["bare"]) for kind in KINDS[1:]}
-        for name, kinds in found.items()
-    }
-    keep("whole", {"turns": turns, "rows": rows, "ratios": ratios})
+    ratios = {name: ratios_of(turns, name) for name in rows}
+    print("\nto the process without the library; the last two by what they are in one process to the one before")
+    for name, found_ratios in ratios.items():
+        print(f"{name:24}" + "  ".join(f"{TITLES[kind]} {ratio:.3f}" for kind, ratio in found_ratios.items()))
+    keep("whole", {"turns": count, "rows": rows, "ratios": ratios})
 
 
 if __name__ == "__main__":

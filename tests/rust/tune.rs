@@ -281,14 +281,20 @@ fn routes_are_replayed_together_each_with_its_own_strategy() {
     let plan = Plan::new(&script.recording(), None, true).unwrap();
     let choice = |name: &str| Choice::named(name).unwrap();
     let of = |name: &str| HashMap::from([("GET /other".to_owned(), choice(name))]);
-    let faults =
-        [of("default"), of("guard"), HashMap::from([("no route".to_owned(), choice("guard"))])].map(|routes| {
-            let _alone = alone();
-            let found = replay_routes(&plan, &choice("default"), &routes).unwrap();
-            assert_eq!(found.compared, 80);
-            found.faults
-        });
-    // A guard gives each block pages of its own, fresh ones: 245 for each of twenty. Inner requests are the route's.
+    let faults = [of("pool"), of("guard"), HashMap::from([("no route".to_owned(), choice("guard"))])].map(|routes| {
+        // Tests beside this one fault too: the fewest are those of the replay.
+        (0..5)
+            .map(|_| {
+                let _alone = alone();
+                let found = replay_routes(&plan, &choice("pool"), &routes).unwrap();
+                assert_eq!(found.compared, 80);
+                found.faults
+            })
+            .min()
+            .unwrap()
+    });
+    // A pool has its pages back warm; a guard gives each block pages of its own, fresh ones: 245 for each of twenty. Inner
+    // requests are the route's.
     assert!(faults[1] > faults[0] + 4000, "{faults:?}");
     assert!(faults[2] < faults[0] + 4000, "{faults:?}");
 }

@@ -172,7 +172,8 @@ impl Raising {
         let breaks_off = |file: &str, function: &str| {
             let is_first = std::mem::replace(&mut is_innermost, false);
             let name = function.rsplit('.').next().unwrap_or(function);
-            let may = !AT_ENDS.contains(&name) && (!is_first || (!file.starts_with(&self.folder) && is_own(file)));
+            let may =
+                !AT_ENDS.contains(&name) && (!is_first || (!file.starts_with(&self.folder) && is_own(file, function)));
             (!may).then_some(false)
         };
         if find_call(py, breaks_off).is_some() || is_innermost {

@@ -187,3 +187,31 @@ def test_who_reads_a_process_at_its_limit_is_told():
     assert max(seen) < 4 * MiB, seen
     """
     )
+
+
+def test_what_the_standard_library_generates_is_not_broken_off():
+    """A SelectorKey, a namedtuple, is made by a function in `<string>`: the selector had the file, its loop did not."""
+    check(
+        """
+    import collections, traceback
+    reader, writer = os.pipe()
+    inner = collections.Counter()
+    async def work(number):
+        loop = asyncio.get_running_loop()
+        async with ctxalloc.request(whole=True, limit_bytes=MiB, root=True):
+            held = []
+            while True:
+                loop.add_reader(reader, print)
+                held.append(loop._selector.get_key(reader))
+                loop.remove_reader(reader)
+                held.append(" " * (300 + number))
+    async def main():
+        for number in range(60):
+            try:
+                await work(number)
+            except ctxalloc.BudgetExceeded as error:
+                inner[traceback.extract_tb(error.__traceback__)[-1].name] += 1
+    asyncio.run(main())
+    assert inner == {"work": 60}, inner
+    """
+    )

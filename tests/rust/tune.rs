@@ -293,8 +293,8 @@ fn routes_are_replayed_together_each_with_its_own_strategy() {
             .min()
             .unwrap()
     });
-    // A pool has its pages back warm; a guard gives each block pages of its own, fresh ones: 245 for each of twenty. Inner
-    // requests are the route's.
+    // A pool has its pages back warm; a guard gives each block pages of its own, fresh ones: 245 for each of twenty.
+    // Inner requests are the route's.
     assert!(faults[1] > faults[0] + 4000, "{faults:?}");
     assert!(faults[2] < faults[0] + 4000, "{faults:?}");
 }

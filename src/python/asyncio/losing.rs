@@ -35,8 +35,28 @@ enum Code {
     Own,
 }
 
+/// Whether it was made by the standard library, or by attrs, for a class: what `collections.namedtuple` and
+/// `dataclasses` make has the file that `python -c` has too, but only these names.
+fn is_generated(file: &str, function: &str) -> bool {
+    const NAMES: [&str; 11] = [
+        "<lambda>",
+        "__init__",
+        "__repr__",
+        "__eq__",
+        "__lt__",
+        "__le__",
+        "__gt__",
+        "__ge__",
+        "__hash__",
+        "__setattr__",
+        "__delattr__",
+    ];
+    let name = function.rsplit('.').next().unwrap_or(function);
+    (file == "<string>" && NAMES.contains(&name)) || file.starts_with("<attrs generated ")
+}
+
 fn code_of(file: &str, function: &str, library: &str) -> Code {
-    if file.starts_with("<frozen ") {
+    if file.starts_with("<frozen ") || is_generated(file, function) {
         return Code::Library;
     }
     let of_library = file.strip_prefix(library).filter(|path| path.starts_with('/') && !path.contains("-packages/"));
@@ -59,9 +79,9 @@ pub(in crate::python) fn loses_work() -> bool {
     is_of_a_loop(py)
 }
 
-/// Whether code in this file is neither the standard library's nor an event loop's.
-pub(in crate::python) fn is_own(file: &str) -> bool {
-    LIBRARY.get().is_some_and(|library| code_of(file, "", library) == Code::Own)
+/// Whether this code is neither the standard library's nor an event loop's.
+pub(in crate::python) fn is_own(file: &str, function: &str) -> bool {
+    LIBRARY.get().is_some_and(|library| code_of(file, function, library) == Code::Own)
 }
 
 /// Whether the code that runs is an event loop's.
@@ -104,6 +124,17 @@ mod tests {
             ("<string>", Code::Own),
         ] {
             assert_eq!(code_of(file, "Anything.at_all", library), code, "{file}");
+        }
+        for (file, function, code) in [
+            ("<string>", "<lambda>", Code::Library),
+            ("<string>", "__create_fn__.<locals>.__init__", Code::Library),
+            ("<string>", "work", Code::Own),
+            ("<string>", "Application.__call__", Code::Own),
+            ("<attrs generated init trio._core._run.Task>", "__init__", Code::Library),
+            ("/srv/own.py", "Own.__init__", Code::Own),
+            ("/srv/own.py", "<lambda>", Code::Own),
+        ] {
+            assert_eq!(code_of(file, function, library), code, "{file} {function}");
         }
         let process = code_of("/usr/lib/python3.13/asyncio/subprocess.py", "Process.communicate", library);
         assert_eq!(process, Code::Own, "it is called by who reads");

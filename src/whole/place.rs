@@ -253,8 +253,8 @@ impl Places {
 /// leaves is memory that the processor's caches have for nothing.
 fn more_for(whole: usize) -> usize {
     match whole {
-        ..0x8000 => whole * 3,
-        0x8000..0x20000 => whole,
+        ..0x20000 => whole * 3,
+        0x20000..0x100000 => whole,
         _ => whole / 2,
     }
 }

@@ -94,7 +94,8 @@ pub(super) fn replayed<'py>(
 
 /// What a recording says of its routes, those with the most requests first, and of all together: with how many routes
 /// and requests are left out, where it has more than `most`. `first`: the one that comes before all others. Whoever
-/// waits for it may be interrupted. OSError, ValueError: a file of the recording cannot be read any more, or was changed.
+/// waits for it may be interrupted. OSError, ValueError: a file of the recording cannot be read any more, or was
+/// changed.
 #[pyfunction]
 #[pyo3(name = "_recorded_routes", signature = (recording, most, /, *, first=None))]
 pub(super) fn recorded_routes<'py>(

@@ -1,9 +1,7 @@
 //! `Plan`: a recording as the steps of threads, and which steps of other threads each waits for. `planner.rs` makes it.
 
-use super::planner::Planner;
 use super::steps::{Lane, Turn};
-use crate::error::Error;
-use crate::recording::{Recording, Sums};
+use crate::recording::Sums;
 use std::fmt;
 
 #[derive(Debug)]
@@ -85,19 +83,6 @@ impl fmt::Debug for ReadFrom {
 }
 
 impl Plan {
-    /// The requests of a recording: all, or those inside of an outermost one of the name `route`. With `on_one_thread`
-    /// all steps are on one thread in the order of the recording: it is the same at each replay, and shows nothing of
-    /// what threads cost each other.
-    ///
-    /// # Errors
-    /// [`Error::Replay`] where the recording contradicts itself, or has more than 1024 threads at one time; those of
-    /// [`Recording::events`].
-    pub fn new(recording: &Recording, route: Option<&str>, on_one_thread: bool) -> Result<Self, Error> {
-        let mut planner = Planner::new(recording, route, on_one_thread)?;
-        while planner.read()? {}
-        Ok(planner.finish())
-    }
-
     /// What the recording says of itself.
     #[must_use]
     pub fn facts(&self) -> Facts {

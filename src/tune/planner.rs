@@ -81,6 +81,21 @@ pub(crate) struct Planner<'a> {
     facts: Facts,
 }
 
+impl Plan {
+    /// The requests of a recording: all, or those inside of an outermost one of the name `route`. With `on_one_thread`
+    /// all steps are on one thread in the order of the recording: it is the same at each replay, and shows nothing of
+    /// what threads cost each other.
+    ///
+    /// # Errors
+    /// [`Error::Replay`] where the recording contradicts itself, or has more than 1024 threads at one time; those of
+    /// [`Recording::events`].
+    pub fn new(recording: &Recording, route: Option<&str>, on_one_thread: bool) -> Result<Self, Error> {
+        let mut planner = Planner::new(recording, route, on_one_thread)?;
+        while planner.read()? {}
+        Ok(planner.finish())
+    }
+}
+
 impl<'a> Planner<'a> {
     /// For [`Plan::new`].
     ///

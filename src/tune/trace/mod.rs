@@ -63,8 +63,8 @@ pub struct Told {
     pub escaped: i64,
 }
 
-/// All that `ctxalloc trace` does, for `make fuzz`: what `info` says, and the parts of each export. Each may be refused,
-/// since it would take too much memory.
+/// All that `ctxalloc trace` does, for `make fuzz`: what `info` says, and the parts of each export. Each may be
+/// refused, since it would take too much memory.
 ///
 /// # Errors
 /// Of `info`.

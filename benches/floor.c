@@ -124,8 +124,9 @@ static void let_go(PyObject *capsule)
 }
 
 /* A request has a capsule of its own, whose end lets go of it. */
-static PyObject *new_capsule(void)
+static PyObject *new_capsule(PyObject *module, PyObject *nothing)
 {
+    (void)module, (void)nothing;
     PyObject *capsule = PyCapsule_New(PyCapsule_GetPointer(constant, "mem_handler"), "mem_handler", let_go);
     if (capsule != NULL)
         PyCapsule_SetContext(capsule, constant);
@@ -136,7 +137,7 @@ static PyObject *enter(PyObject *self, PyObject *nothing)
 {
     struct manager *manager = (struct manager *)self;
     (void)nothing;
-    PyObject *value = manager->with_capsule ? new_capsule() : Py_NewRef(constant);
+    PyObject *value = manager->with_capsule ? new_capsule(NULL, NULL) : Py_NewRef(constant);
     if (value == NULL)
         return NULL;
     manager->token = PyContextVar_Set(variable, value);
@@ -223,7 +224,7 @@ static PySendResult exchange_send(PyObject *self, PyObject *value, PyObject **re
 {
     struct exchange *exchange = (struct exchange *)self;
     if (exchange->coroutine == NULL) {
-        PyObject *capsule = new_capsule();
+        PyObject *capsule = new_capsule(NULL, NULL);
         exchange->token = capsule == NULL ? NULL : PyContextVar_Set(variable, capsule);
         Py_XDECREF(capsule);
         if (exchange->token != NULL)
@@ -343,6 +344,8 @@ static PyMethodDef functions[] = {
     {"manager", (PyCFunction)(void (*)(void))manager, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"manager_with_capsule", (PyCFunction)(void (*)(void))manager_with_capsule, METH_FASTCALL | METH_KEYWORDS, NULL},
     {"exchange", (PyCFunction)(void (*)(void))exchange, METH_FASTCALL, NULL},
+    {"capsule", new_capsule, METH_NOARGS, NULL},
+    {"numpys_variable", numpys_variable, METH_NOARGS, NULL},
     {"counted", (PyCFunction)(void (*)(void))counted, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };

@@ -1,15 +1,18 @@
 """What of an array's and of a request's time is NumPy's and CPython's own, beside what is ours.
 
-`floor.c`, compiled here, has NEP 49 handlers that do next to nothing, and a context manager that does the calls to
-ContextVar that a request needs and no others: nobody outside of NumPy and CPython can take less. They stand in the
-same run as `pool` and `request()`, in turn, medians. Where valgrind is installed, callgrind counts the instructions
-too: those do not depend on what else the machine does. Numbers go to target/bench/floor.json.
+`floor.c`, compiled here, has NEP 49 handlers that do next to nothing, a context manager and an ASGI middleware that do
+the calls to ContextVar that a request needs and no others: nobody outside of NumPy and CPython can take less. They are
+measured in the same run as `pool`, `request()` and `ctxalloc.asgi`, in turn, medians; the middlewares around the light
+route of `services.py`, without a server. Where valgrind is installed, callgrind counts the instructions too: those do
+not depend on what else the machine does. Numbers go to target/bench/floor.json.
 Options: --rounds N, --quick, --counts (instructions only).
 """
 
 import argparse
+import asyncio
 import contextlib
 import contextvars
+import functools
 import importlib.machinery
 import importlib.util
 import os
@@ -19,14 +22,18 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from harness import OUT, Loop, Row, keep, loop, machine, row_of, table
+from harness import OUT, Loop, Row, keep, loop, machine, medians, row_of, table
+from harness.served import ROUTE, Application, http_scope, multiplies
+from harness.served import SIZES as LIGHT
 
 import ctxalloc
+from ctxalloc.asgi import AllocatorMiddleware
 
 KIB: Final = 1 << 10
 SIZES: Final = (8, 64, 512, 1000, 512 * KIB, 1024 * KIB, 2048 * KIB)
@@ -41,6 +48,11 @@ WITH_CAPSULE: Final = "floor: the same, with a capsule of its own"
 BARE: Final = "with request(): pass"
 NAMED: Final = "with a limit, a budget and a name"
 FLOOR_NAMED: Final = "floor: with a capsule, three options unread"
+ROUTE_ALONE: Final = "without a middleware"
+FLOOR_EXCHANGE: Final = "floor: a middleware in C, set and reset"
+FLOOR_PYTHON: Final = "the same in Python"
+ACCOUNT: Final = "ctxalloc.asgi, an account"
+LIMITED: Final = "ctxalloc.asgi, a route, a limit and a tenant"
 COUNTED_LOOPS: Final = 1000
 Selecting = Callable[[], contextlib.AbstractContextManager[object]]
 
@@ -130,11 +142,68 @@ def requests(floor: Any, rounds: int) -> dict[str, Row]:
     return rows
 
 
+class InPython:
+    """The floor's middleware, in Python."""
+
+    def __init__(self, app: Application, floor: Any) -> None:
+        self.app, self.var, self.capsule = app, floor.numpys_variable(), floor.capsule
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """The ASGI entry point."""
+        token = self.var.set(self.capsule())
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            self.var.reset(token)
+
+
+def route_loops(floor: Any) -> dict[str, Loop]:
+    """A call of the light route, under each middleware."""
+    tenant = ctxalloc.Budget(1 << 30, parent=ctxalloc.Budget(1 << 40))
+    terms: Any = {ROUTE: ctxalloc.request(limit_bytes=1 << 30)}
+    apps: dict[str, Application] = {
+        ROUTE_ALONE: multiplies,
+        FLOOR_EXCHANGE: functools.partial(floor.exchange, multiplies),
+        FLOOR_PYTHON: InPython(multiplies, floor),
+        ACCOUNT: AllocatorMiddleware(multiplies),
+        LIMITED: AllocatorMiddleware(multiplies, routes=terms, tenant=lambda _: tenant),
+    }
+    return {name: route_loop(app) for name, app in apps.items()}
+
+
+def route_loop(app: Application) -> Loop:
+    """One call, and a turn of asyncio's loop, in which a server gets its next request."""
+    scope = http_scope(f"/multiply/{LIGHT['arrays of 8 kB']}")
+
+    async def receive() -> Any: ...
+
+    async def send(message: Any) -> None: ...
+
+    async def call_it(count: int) -> float:
+        begun = time.perf_counter()
+        for _ in range(count):
+            await app(scope, receive, send)
+            await asyncio.sleep(0)
+        return (time.perf_counter() - begun) / count * 1e9
+
+    loop = asyncio.new_event_loop()
+    return lambda count: loop.run_until_complete(call_it(count))
+
+
+def routes(floor: Any, rounds: int) -> dict[str, Row]:
+    """The same in turn."""
+    rows = medians(route_loops(floor), rounds, 50)  # so short that others seldom get the processor meanwhile
+    table("the light route", rows, ROUTE_ALONE)
+    return rows
+
+
 def counted_works(floor: Any) -> Iterator[tuple[str, str, Loop, Selecting]]:
     """What is counted: its table, its name, the loop, and what is selected around it. The first is an empty loop."""
     yield "", "", loop("pass"), contextlib.nullcontext
     for name, run in request_loops(floor).items():
         yield "a request", name, run, contextlib.nullcontext
+    for name, run in route_loops(floor).items():
+        yield "the light route", name, run, contextlib.nullcontext
     for size in SIZES:
         run = loop("e(n, d)", e=np.empty, n=size, d=np.uint8)
         for name, selecting in selections(floor, size).items():
@@ -196,7 +265,7 @@ def main() -> int:
         return 0
     rounds = 5 if options.quick else options.rounds
     print(f"{machine()}; {rounds} rounds, medians")
-    measured = {"arrays": arrays(floor, rounds), "requests": requests(floor, rounds)}
+    measured = {"arrays": arrays(floor, rounds), "requests": requests(floor, rounds), "routes": routes(floor, rounds)}
     keep("floor", {"rounds": rounds, **measured, "instructions": instructions(floor)})
     return 0
 

@@ -17,12 +17,13 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from harness import Loop, Row, keep, machine, medians, table
+from harness.served import ROUTE, SIZES, Application, http_scope, multiplies
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
@@ -32,10 +33,6 @@ from ctxalloc.asgi import AllocatorMiddleware
 
 AIM_OWN_NS = 3000.0
 CLIENTS = 8
-ROUTE = "/multiply/{size}"
-SIZES = {"arrays of 800 kB": 100_000, "arrays of 8 kB": 1000}
-
-Application = Callable[..., Awaitable[None]]
 
 
 async def empty(_scope: Any, _receive: Any, send: Any) -> None:
@@ -43,36 +40,9 @@ async def empty(_scope: Any, _receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def multiplies(scope: Any, _receive: Any, send: Any) -> None:
-    """A NumPy route: half a dozen arrays."""
-    if scope["type"] != "http":
-        return
-    size = int(scope["path"].rpartition("/")[2])
-    first = np.arange(size, dtype=np.float64)
-    for _ in range(3):
-        first = np.sqrt(first * first + 1.0)
-    body = str(float(first[-1])).encode()
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
-    await send({"type": "http.response.body", "body": body})
-
-
 def calls(app: Application, path: str = "/multiply/1") -> Loop:
     """CPU time of one call."""
-    scope = {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "method": "GET",
-        "scheme": "http",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "root_path": "",
-        "headers": [],
-        "client": ("127.0.0.1", 1),
-        "server": ("127.0.0.1", 2),
-        "state": {},
-    }
+    scope = http_scope(path)
 
     async def receive() -> Any: ...
 

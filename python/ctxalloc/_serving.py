@@ -71,8 +71,8 @@ class Report(NamedTuple):
     """The numbers at the end."""
     escaped: Escaped
     """What was alive at the end and outlives the request. What only asyncio's running step still holds is not in it:
-    where something is alive at the end, ``on_end`` is called a turn of the loop later, and where it still is then, up
-    to 0.11 s later."""
+    where something is alive at the end, ``on_end`` is called when the application's step ends, or a turn of the loop
+    later; and where it still is alive then, up to 0.11 s later."""
     error: BaseException | None
     """The exception that ended it, if it came out of the application; a BudgetExceeded where the outcome is
     ``refused``. Its frames hold no arrays of the request."""
@@ -261,6 +261,11 @@ class Served:
             if errors and self.request.stats.live_blocks:
                 for held in errors:
                     clear_frames(held)
+            self.close()
+
+    def close(self) -> None:
+        """End the request, if it has not ended."""
+        if self.request is not None:
             self.request._close()  # noqa: SLF001 - made for this
 
     def end(self, outcome: Outcome, error: BaseException | None = None) -> None:

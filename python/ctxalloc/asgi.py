@@ -119,19 +119,15 @@ class AllocatorMiddleware:
             ends_with_response=self._ends_with_response,
             has_root=bool(self._root_path),
         )
-        self._is_checked = self._is_attached = not routes
+        self._is_checked = self._is_ready = not routes
 
     async def __call__(self, scope: Scope, receive: _Receive, send: _Send) -> None:
         """The ASGI entry point."""
-        if not self._is_checked:
-            self._is_checked = True
-            _routing.warn_of_typos(self._service.patterns, self.app)
-        if not self._is_attached and scope["type"] != "lifespan":  # at which some add routes
-            _frameworks.attach(self._service.routes, self._service.rows, self.app)
-            self._is_attached = True  # now, for other threads
-        exchange: Any = self._exchanges.begin(scope, send)
+        if not self._is_ready:
+            self._make_ready(scope)
+        steps: Any = self._exchanges.begin(self.app, scope, receive, send)
         client: Client | None = None
-        if exchange is None:
+        if steps is None:
             serving = self._begun_otherwise(scope, send)
             if isinstance(serving, Waiting):
                 client = Client(receive)
@@ -146,24 +142,34 @@ class AllocatorMiddleware:
                 with Step(serving):
                     await self.app({**scope, KEY: serving}, receive, send)
                 return
-            exchange = serving
+            steps = serving.call(self.app, receive)
         try:
-            await exchange.call(self.app, receive)
+            left = await steps
         except BaseException as error:  # noqa: BLE001 - `_failed` raises it again
+            exchange = steps.exchange
             try:
                 exchange.leave()
                 await self._failed(exchange, error, receive)
             finally:
                 exchange.forget()
         else:
-            if not exchange.finish():
+            if left is not None:
                 try:
-                    await self._returned(exchange, receive)
+                    await self._returned(left, receive)
                 finally:
-                    exchange.forget()
+                    left.forget()
         finally:
             if client is not None:
                 client.close()
+
+    def _make_ready(self, scope: Scope) -> None:
+        """Look at the application's routes, once."""
+        if not self._is_checked:
+            self._is_checked = True
+            _routing.warn_of_typos(self._service.patterns, self.app)
+        if scope["type"] != "lifespan":  # at which some add routes
+            _frameworks.attach(self._service.routes, self._service.rows, self.app)
+            self._is_ready = True  # now, for other threads
 
     async def _admitted(self, waiting: "Waiting[Serving | _Exchange]", client: Client) -> "Serving | _Exchange | None":
         """Wait for the reservation. None: there was none, and all that is to be done was done."""
@@ -345,6 +351,18 @@ class _Exchange(Exchange, Served):
         if "status" in message:
             self.status = message["status"]
         return self.to_server(message)
+
+
+async def _awaiting(awaitable: Awaitable[None]) -> None:
+    await awaitable
+
+
+async def _raising(error: BaseException) -> None:
+    """What stands for the coroutine of an application that raises when it is called."""
+    try:
+        raise error
+    finally:
+        del error
 
 
 async def _too_late(message: _Message) -> None:

@@ -73,6 +73,7 @@ mod token_cell;
 mod tracked;
 mod tune;
 mod usm;
+mod vectorcall;
 #[cfg(ctxalloc_whole)]
 mod whole;
 #[cfg(not(ctxalloc_whole))]

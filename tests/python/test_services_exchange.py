@@ -6,6 +6,7 @@ import types
 from collections.abc import Awaitable, Callable, Generator
 from typing import Any
 
+import numpy as np
 import pytest
 from asgi_calls import Client, Message, Scope, answer, http
 from hypothesis import example, given
@@ -214,6 +215,108 @@ def test_the_last_message_may_be_a_task_and_be_cancelled(kind: str) -> None:
 def test_an_exchange_that_nobody_began_says_so() -> None:
     exchange = ctxalloc._native.Exchange()
     assert (exchange.scope, exchange.request, exchange.status, exchange.is_whole) == (None, None, None, False)
-    for use in (exchange.leave, exchange.finish, exchange.close):
+    for use in (exchange.leave, exchange.close):
         with pytest.raises(ValueError, match="AllocatorMiddleware begins them"):
             use()
+
+
+# ---- the steps of the application -------------------------------------------------------------------
+
+
+class Counted(asyncio.SelectorEventLoop):
+    """A loop that counts what it is asked to call."""
+
+    asked = 0
+
+    def call_soon(self, *arguments: Any, **options: Any) -> asyncio.Handle:
+        self.asked += 1
+        return super().call_soon(*arguments, **options)
+
+
+def bytes_of(escaped: ctxalloc.Escaped | None) -> int | None:
+    return None if escaped is None else escaped.bytes
+
+
+@pytest.mark.parametrize("on_end", [False, True])
+def test_arrays_of_an_application_that_returns_ask_the_loop_for_nothing(on_end: bool) -> None:
+    reports: list[Report] = []
+    accounts: list[ctxalloc.Request] = []
+
+    async def app(scope: Scope, _receive: Any, send: Any) -> None:
+        array = np.ones(1000)
+        await answer(send)
+        accounts.append(scope["ctxalloc.request"])
+        assert bytes_of(accounts[-1].escaped) == array.nbytes, "so far"
+
+    tell = (lambda _scope, report: reports.append(report)) if on_end else None
+    middleware = AllocatorMiddleware(app, on_end=tell)
+
+    async def serve() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, Counted)
+        before = loop.asked
+        await middleware(http(), Client().receive, Client().send)
+        assert loop.asked == before
+
+    loop = Counted()
+    loop.run_until_complete(serve())
+    loop.close()
+    assert [bytes_of(account.escaped) for account in accounts] == [0]
+    assert [bytes_of(report.escaped) for report in reports] == [0] * on_end
+
+
+def test_what_an_application_awaits_is_seen_through_the_middleware() -> None:
+    waiting = asyncio.Event()
+
+    async def app(_scope: Scope, _receive: Any, _send: Any) -> None:
+        await waiting.wait()
+
+    async def serve() -> list[str]:
+        call: Any = AllocatorMiddleware(app)(http(), Client().receive, Client().send)
+        task = asyncio.create_task(call)
+        await asyncio.sleep(0)
+        names: list[str] = []
+        while hasattr(call, "cr_await"):  # as `asyncio.print_call_graph` does
+            names.append(call.cr_frame.f_code.co_name)
+            call = call.cr_await
+        waiting.set()
+        await task
+        return names
+
+    assert asyncio.run(serve()) == ["__call__", "app", "wait"]
+
+
+class Later:
+    """An awaitable that is no coroutine."""
+
+    def __init__(self, answering: Awaitable[None]) -> None:
+        self.answering = answering
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self.answering.__await__()
+
+
+def test_an_application_may_return_any_awaitable_or_raise() -> None:
+    reports: list[Report] = []
+
+    async def answering(send: Any) -> None:
+        await asyncio.sleep(0)
+        await answer(send, b"later")
+
+    def app(scope: Scope, _receive: Any, send: Any) -> Awaitable[None]:
+        if scope["path"] == "/raise":
+            raise KeyError("at once")
+        return Later(answering(send))
+
+    async def serve() -> None:
+        middleware = AllocatorMiddleware(app, on_end=lambda _scope, report: reports.append(report))
+        client = Client()
+        await middleware(http(), client.receive, client.send)
+        assert client.body == b"later"
+        before = current()
+        with pytest.raises(KeyError, match="at once"):
+            await middleware(http("/raise"), client.receive, client.send)
+        assert current() is before
+
+    asyncio.run(serve())
+    assert [report.outcome for report in reports] == ["completed", "failed"]

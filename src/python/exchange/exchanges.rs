@@ -2,12 +2,14 @@
 
 use super::message::is_text;
 use super::routes::{Found, PyRouteTable};
+use super::steps::Steps;
 use super::{Begun, PyExchange};
 use crate::python::budget::PyBudget;
 use crate::python::numpy::Numpy;
 use crate::python::request::PyRequest;
 use crate::python::selection::Variable;
 use crate::python::sited::Sampler;
+use crate::python::vectorcall;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -58,14 +60,17 @@ impl PyExchanges {
         })
     }
 
-    /// Begins a request for an ASGI scope and selects its handler. Returns None and changes nothing unless it is of the
-    /// usual kind: an HTTP request on terms that its route names, in a Context that serves no other request.
-    #[pyo3(signature = (scope, send, /))]
+    /// Begins a request for an ASGI scope, selects its handler, and calls the application: what `Exchange.call`
+    /// returns. Returns None and changes nothing unless it is of the usual kind: an HTTP request on terms that its
+    /// route names, in a Context that serves no other request.
+    #[pyo3(signature = (app, scope, receive, send, /))]
     fn begin<'py>(
         slf: &Bound<'py, Self>,
+        app: &Bound<'py, PyAny>,
         scope: &Bound<'py, PyAny>,
+        receive: Bound<'py, PyAny>,
         send: &Bound<'py, PyAny>,
-    ) -> PyResult<Option<Bound<'py, PyExchange>>> {
+    ) -> PyResult<Option<Bound<'py, Steps>>> {
         let (py, this) = (slf.py(), slf.get());
         let Ok(items) = scope.cast_exact::<PyDict>() else { return Ok(None) };
         let is_http = items.get_item(intern!(py, "type"))?.is_some_and(|kind| is_text(&kind, "http"));
@@ -80,22 +85,22 @@ impl PyExchanges {
         let Ok(path) = path.cast_into::<PyString>() else { return Ok(None) };
         let found = this.routes.get().find(scope, intern!(py, "method"), &path, true)?;
         // Whether it has to wait is found out in a coroutine of asgi.py's.
-        let Some(terms) = found.terms.as_ref().filter(|terms| !terms.get().reserves()) else { return Ok(None) };
+        let Some(terms) = found.terms.as_ref().filter(|terms| !terms.reserves()) else { return Ok(None) };
         let tenant = match &this.tenant {
             None => None,
-            Some(tenant) => this.checked(found, tenant.bind(py).call1((scope,))?)?,
+            Some(tenant) => this.checked(found, vectorcall::call(tenant.bind(py), [scope])?)?,
         };
         let exchange = this.kind.bind(py).call0()?.cast_into::<PyExchange>()?;
         let base = Numpy::get(py)?.current_capsule(py)?;
         let by_site = this.sampler.as_ref().is_some_and(|sampler| sampler.get().is_due());
         let tenants = tenant.as_ref().map(Bound::get);
-        let request = terms.get().served(py, true, found.name.clone(), tenants, by_site)?;
+        let request = terms.begin(py, tenants, by_site)?;
         let request = Bound::new(py, request)?.unbind();
         exchange.get().fields().tenant = tenant.map(|tenant| tenant.into_any().unbind());
         let route = found.route.as_ref().map(|route| route.clone_ref(py).into_any());
         let begun = Begun { exchanges: slf.clone().unbind(), request, base: base.unbind(), route };
         Self::complete(begun, &exchange, scope, send)?;
-        Ok(Some(exchange))
+        PyExchange::call(&exchange, app, receive).map(Some)
     }
 
     /// An exchange for a request that `asgi.py` has begun, in one of the rarer cases.

@@ -15,7 +15,16 @@ use pyo3::types::iterator::PySendResult;
 pub(super) struct Last {
     /// The `Exchange` whose answer this is.
     exchange: Py<PyAny>,
+    after: &'static After,
     sending: Py<PyAny>,
+}
+
+/// What becomes of an exchange.
+pub(super) struct After {
+    /// The message was sent.
+    pub(super) sent_whole: fn(&Bound<'_, PyAny>) -> PyResult<()>,
+    /// The client has gone.
+    pub(super) is_gone: fn(&Bound<'_, PyAny>) -> PyResult<()>,
 }
 
 /// Whether it is a coroutine of Python's own, which [`Last`] can drive.
@@ -26,8 +35,8 @@ pub(super) fn is_coroutine(object: &Bound<'_, PyAny>) -> PyResult<bool> {
 
 impl Last {
     /// `sending` is a coroutine: see [`is_coroutine`].
-    pub(super) fn new(exchange: Py<PyAny>, sending: Py<PyAny>) -> Self {
-        Self { exchange, sending }
+    pub(super) fn new(exchange: Py<PyAny>, after: &'static After, sending: Py<PyAny>) -> Self {
+        Self { exchange, after, sending }
     }
 
     fn step<'py>(&self, value: &Bound<'py, PyAny>) -> PyResult<PySendResult<'py>> {
@@ -43,11 +52,11 @@ impl Last {
         match &step {
             Ok(PySendResult::Next(_)) => {}
             Ok(PySendResult::Return(_)) => {
-                self.exchange.bind(py).call_method0(intern!(py, "_sent_whole"))?;
+                (self.after.sent_whole)(self.exchange.bind(py))?;
             }
             // What servers raise where the client has gone (ASGI 2.4).
             Err(error) if error.is_instance_of::<PyOSError>(py) => {
-                self.exchange.bind(py).setattr(intern!(py, "is_disconnected"), true)?;
+                (self.after.is_gone)(self.exchange.bind(py))?;
             }
             Err(_) => {}
         }

@@ -18,9 +18,10 @@ mod steps;
 use super::foreign::handler_in;
 use super::handler::PyHandler;
 use super::request::PyRequest;
+use super::vectorcall;
 pub(super) use exchanges::PyExchanges;
 use fields::Fields;
-use last::{Last, is_coroutine};
+use last::{After, Last, is_coroutine};
 use message::{handled, is_error, is_text};
 use pyo3::exceptions::PyValueError;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -29,7 +30,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 pub(super) use routes::PyRouteTable;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
-use steps::Steps;
+use steps::{Calls, Running, Steps};
 
 /// One request that a server serves, and how much of its answer was sent.
 #[pyclass(frozen, subclass, name = "Exchange", module = "ctxalloc._native")]
@@ -37,6 +38,7 @@ pub(super) struct PyExchange {
     /// Empty until it is begun.
     begun: OnceLock<Begun>,
     fields: Mutex<Fields>,
+    running: Running,
 }
 
 /// What never changes once the exchange has begun.
@@ -57,6 +59,19 @@ impl Begun {
     }
 }
 
+static STEPS: Calls = Calls {
+    running: |exchange| Ok(&exchange.cast::<PyExchange>()?.get().running),
+    finish: |exchange| exchange.cast::<PyExchange>()?.get().finish(exchange.py()),
+};
+
+static AFTER: After = After {
+    sent_whole: |exchange| PyExchange::sent_whole(exchange.cast::<PyExchange>()?),
+    is_gone: |exchange| {
+        exchange.cast::<PyExchange>()?.get().fields().is_disconnected = true;
+        Ok(())
+    },
+};
+
 impl PyExchange {
     /// Never locked while Python code runs.
     fn fields(&self) -> MutexGuard<'_, Fields> {
@@ -67,6 +82,19 @@ impl PyExchange {
         self.begun
             .get()
             .ok_or_else(|| PyValueError::new_err("this exchange was not begun; AllocatorMiddleware begins them"))
+    }
+
+    /// Leaves the request, since the application has returned. Returns whether nothing is left to do: the answer was
+    /// sent, and the account is closed.
+    fn finish(&self, py: Python<'_>) -> PyResult<bool> {
+        self.leave(py)?;
+        let ends_with_response = self.begun()?.exchanges.get().ends_with_response;
+        let mut fields = self.fields();
+        let is_done = fields.is_whole && ends_with_response && fields.replaced.is_none();
+        let gone = is_done.then(|| fields.take_exchanged());
+        drop(fields);
+        drop(gone); // not under the lock: it may run code
+        Ok(is_done)
     }
 
     /// The last message was sent: the account closes, if it closes with the answer.
@@ -86,7 +114,7 @@ impl PyExchange {
         if is_refused {
             return slf.call_method1(intern!(py, "close_after"), (py.None(),)).map(drop);
         }
-        PyRequest::close(begun.request.bind(py))
+        slf.get().running.close(begun.request.bind(py))
     }
 }
 
@@ -94,25 +122,27 @@ impl PyExchange {
 impl PyExchange {
     #[new]
     fn new() -> Self {
-        Self { begun: OnceLock::new(), fields: Mutex::new(Fields::default()) }
+        Self { begun: OnceLock::new(), fields: Mutex::new(Fields::default()), running: Running::default() }
     }
 
-    /// Calls the application, with a scope of its own and with our `send`. The caller awaits what it returns.
+    /// Calls the application, with a scope of its own and with our `send`. The caller awaits what it returns: None
+    /// where nothing is left to do, else the exchange.
     #[pyo3(signature = (app, receive, /))]
     fn call<'py>(
         slf: &Bound<'py, Self>,
         app: &Bound<'py, PyAny>,
         receive: Bound<'py, PyAny>,
-    ) -> PyResult<Bound<'py, PyAny>> {
+    ) -> PyResult<Bound<'py, Steps>> {
         let py = slf.py();
-        let inner = slf.get().fields().inner.as_ref().map(|inner| inner.bind(py).clone());
+        let inner = slf.get().fields().inner.as_ref().map(|inner| inner.bind(py).clone().into_any());
+        let inner = inner.unwrap_or_else(|| py.None().into_bound(py));
         let receive = if slf.get().begun()?.exchanges.get().tells {
             slf.call_method1(intern!(py, "_watching"), (receive,))?
         } else {
             receive
         };
-        let called = app.call1((inner, receive, slf.getattr(intern!(py, "send"))?))?;
-        Steps::around(&slf.get().begun()?.request, called)
+        let called = vectorcall::call(app, [&inner, &receive, &slf.getattr(intern!(py, "send"))?]);
+        Steps::around(slf.as_any(), &STEPS, &slf.get().begun()?.request, called)
     }
 
     /// The application's ``send``.
@@ -137,14 +167,16 @@ impl PyExchange {
                 Some(more) => more.is_truthy()?,
             };
             if goes_on {
-                return to_server.call1((message,));
+                return vectorcall::call(&to_server, [message]);
             }
             this.fields().is_ending = true;
-            let awaitable = to_server.call1((message,))?;
+            let awaitable = vectorcall::call(&to_server, [message])?;
             if !is_coroutine(&awaitable)? {
                 return slf.call_method1(intern!(py, "_last"), (awaitable,));
             }
-            return Ok(Bound::new(py, Last::new(slf.clone().into_any().unbind(), awaitable.unbind()))?.into_any());
+            return Ok(
+                Bound::new(py, Last::new(slf.clone().into_any().unbind(), &AFTER, awaitable.unbind()))?.into_any()
+            );
         }
         if !is_text(&kind, "http.response.start") {
             return unusual();
@@ -158,7 +190,7 @@ impl PyExchange {
             fields.started = true;
             fields.status = Some(status.unbind());
         }
-        to_server.call1((message,))
+        vectorcall::call(&to_server, [message])
     }
 
     /// Restores the selection and removes the mark. Where the call's coroutine was thrown away and is closed in another
@@ -176,19 +208,6 @@ impl PyExchange {
         }
     }
 
-    /// Leaves the request, since the application has returned. Returns whether nothing is left to do: the answer was
-    /// sent, and the account is closed.
-    fn finish(&self, py: Python<'_>) -> PyResult<bool> {
-        self.leave(py)?;
-        let ends_with_response = self.begun()?.exchanges.get().ends_with_response;
-        let mut fields = self.fields();
-        let is_done = fields.is_whole && ends_with_response && fields.replaced.is_none();
-        let gone = is_done.then(|| fields.take_exchanged());
-        drop(fields);
-        drop(gone); // not under the lock: it may run code
-        Ok(is_done)
-    }
-
     /// Lets go of what need not stay alive in Contexts that live on (those of a timer of the connection, a task).
     fn forget(&self, _py: Python<'_>) {
         let gone = self.fields().take_exchanged();
@@ -202,7 +221,7 @@ impl PyExchange {
 
     /// Ends the request, if it has not ended.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        PyRequest::close(self.begun()?.request.bind(py))
+        self.running.close(self.begun()?.request.bind(py))
     }
 
     /// What is selected around the server.

@@ -5,7 +5,7 @@
 
 use super::framework::{Framework, Served};
 use super::pattern::Pattern;
-use crate::python::request::PyRequest;
+use crate::python::request::{PyRequest, ServedTerms};
 use pyo3::exceptions::PyValueError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString, PyTuple};
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 /// Routes of a middleware: for each a `_Found` of `_choices.py`. Look-ups take no lock: it never changes, but that it
 /// is told the framework's routes, once.
@@ -39,9 +39,8 @@ pub(in crate::python) struct PyRouteTable {
 pub(super) struct Found {
     tuple: Py<PyTuple>,
     pub(super) route: Option<Py<PyString>>,
-    pub(super) name: Option<Arc<str>>,
-    /// The choice, if it is a `ctxalloc.request(...)`.
-    pub(super) terms: Option<Py<PyRequest>>,
+    /// The terms of its requests, if the choice is a `ctxalloc.request(...)`.
+    pub(super) terms: Option<ServedTerms>,
     pub(super) has_budget: bool,
 }
 
@@ -50,9 +49,12 @@ impl Found {
         let (route, terms) = (tuple.get_item(0)?, tuple.get_item(2)?);
         let route: Option<Bound<'_, PyString>> = route.extract()?;
         let name = tuple.get_item(4)?.extract::<Option<String>>()?.map(Into::into);
-        let terms = if terms.is_none() { None } else { Some(terms.cast_into::<PyRequest>()?.unbind()) };
+        let terms = match terms.is_none() {
+            true => None,
+            false => Some(ServedTerms::of(tuple.py(), terms.cast::<PyRequest>()?.get(), name)),
+        };
         let has_budget = tuple.get_item(3)?.is_truthy()?;
-        Ok(Self { tuple: tuple.clone().unbind(), route: route.map(Bound::unbind), name, terms, has_budget })
+        Ok(Self { tuple: tuple.clone().unbind(), route: route.map(Bound::unbind), terms, has_budget })
     }
 }
 
@@ -145,7 +147,6 @@ impl PyRouteTable {
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         for found in self.rows.iter().chain([&self.default, &self.unmatched]) {
             visit.call(&found.tuple)?;
-            visit.call(&found.terms)?;
         }
         self.framework.get().map_or(Ok(()), |framework| framework.traverse(&visit))
     }

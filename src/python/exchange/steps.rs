@@ -1,6 +1,12 @@
-//! `Steps`: the application's coroutine, where its request counts the whole of it.
+//! `Steps`: the application's coroutine, of which somebody looks at each step.
+//!
+//! A request that counts the whole of it may have been given more than a limit allows: its next step raises
+//! BudgetExceeded there, and its end does. And where the last message was sent in a step, what of the request is alive
+//! is looked at when the step ends: that is mostly when the application returns, and then nothing is. To ask the loop
+//! for another look took half as long as all else that is done for a request.
 #![allow(unsafe_code, reason = "PyIter_Send drives a coroutine, which is no iterator to pyo3")]
 
+use super::super::imported::Imported;
 use super::super::overdraft::Guard;
 use super::super::request::PyRequest;
 use super::last::is_coroutine;
@@ -10,11 +16,61 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyIterator;
 use pyo3::types::iterator::PySendResult;
+use std::ptr::from_ref;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// A coroutine around the application's: where the request was given more than a limit allows, its next step raises
-/// BudgetExceeded there, and its end does.
+/// The step of an application that runs, if one does.
+#[derive(Default)]
+pub(super) struct Running {
+    /// Its thread; 0 while none runs. Others only compare it with their own, which is another.
+    thread: AtomicUsize,
+    /// Set when the request ended in this step with blocks alive; taken by the step's end. Only its thread uses it.
+    is_unsettled: AtomicBool,
+}
+
+impl Running {
+    /// Ends the request. What of it is alive is looked at when the step ends, if this is its thread.
+    pub(super) fn close(&self, request: &Bound<'_, PyRequest>) -> PyResult<()> {
+        if self.thread.load(Ordering::Relaxed) != this_thread() {
+            return PyRequest::close(request);
+        }
+        if PyRequest::close_open(request)? {
+            self.is_unsettled.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn begin(&self) {
+        self.thread.store(this_thread(), Ordering::Relaxed);
+    }
+
+    /// Returns whether the request ended in this step with blocks alive.
+    fn end(&self) -> bool {
+        self.thread.store(0, Ordering::Relaxed);
+        self.is_unsettled.load(Ordering::Relaxed) && self.is_unsettled.swap(false, Ordering::Relaxed)
+    }
+}
+
+/// A number of the running thread's, which is not 0.
+fn this_thread() -> usize {
+    thread_local! {
+        static MARK: u8 = const { 0 };
+    }
+    MARK.with(|mark| from_ref(mark).addr())
+}
+
+/// What a step does with its exchange.
+pub(super) struct Calls {
+    pub(super) running: for<'a> fn(&'a Bound<'_, PyAny>) -> PyResult<&'a Running>,
+    /// Leaves the request. Returns whether nothing is left to do.
+    pub(super) finish: fn(&Bound<'_, PyAny>) -> PyResult<bool>,
+}
+
+/// A coroutine around the application's. Its value is None where all is done, else the exchange.
 #[pyclass(frozen, name = "_Steps", module = "ctxalloc._native")]
 pub(super) struct Steps {
+    exchange: Py<PyAny>,
+    calls: &'static Calls,
     request: Py<PyRequest>,
     inner: Py<PyAny>,
 }
@@ -22,43 +78,73 @@ pub(super) struct Steps {
 type Stepped<'py> = PyResult<PySendResult<'py>>;
 
 impl Steps {
-    /// What the application returned, in steps if its request is whole and this is a coroutine of Python's own.
-    pub(super) fn around<'py>(request: &Py<PyRequest>, called: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        if !request.get().is_whole() || !is_coroutine(&called)? {
-            return Ok(called);
+    /// Around what the application returned or raised: where it is no coroutine of Python's own, around one that awaits
+    /// it.
+    pub(super) fn around<'py>(
+        exchange: &Bound<'py, PyAny>,
+        calls: &'static Calls,
+        request: &Py<PyRequest>,
+        called: PyResult<Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, Self>> {
+        static AWAITING: Imported = Imported::new("ctxalloc.asgi", "_awaiting");
+        static RAISING: Imported = Imported::new("ctxalloc.asgi", "_raising");
+        let py = exchange.py();
+        let inner = match called {
+            Ok(called) if is_coroutine(&called)? => called,
+            Ok(called) => AWAITING.get(py)?.call1((called,))?,
+            Err(error) => RAISING.get(py)?.call1((error,))?,
+        };
+        let (exchange, request) = (exchange.clone().unbind(), request.clone_ref(py));
+        Bound::new(py, Self { exchange, calls, request, inner: inner.unbind() })
+    }
+
+    /// One step.
+    fn run<'py>(&self, py: Python<'py>, step: impl FnOnce() -> Stepped<'py>) -> Stepped<'py> {
+        let (exchange, request) = (self.exchange.bind(py), &self.request);
+        let running = (self.calls.running)(exchange)?;
+        running.begin();
+        let stepped = if request.get().is_whole() { Self::guarded(py, request.get(), step) } else { step() };
+        if running.end() {
+            PyRequest::settle_open(request.bind(py))?;
         }
-        let py = called.py();
-        Ok(Bound::new(py, Self { request: request.clone_ref(py), inner: called.unbind() })?.into_any())
+        match stepped? {
+            PySendResult::Return(_) => {
+                let is_done = (self.calls.finish)(exchange)?;
+                let left = if is_done { None } else { Some(exchange) };
+                Ok(PySendResult::Return(left.into_pyobject(py)?.into_any()))
+            }
+            suspended => Ok(suspended),
+        }
     }
 
     /// One step, in which an exception may be set for this thread: what was not raised by its end is taken back.
-    fn guarded<'py>(&self, py: Python<'py>, step: impl FnOnce() -> Stepped<'py>) -> Stepped<'py> {
-        let guard = self.request.get().begun_handler().and_then(Guard::begin);
+    fn guarded<'py>(py: Python<'py>, request: &PyRequest, step: impl FnOnce() -> Stepped<'py>) -> Stepped<'py> {
+        let guard = request.begun_handler().and_then(Guard::begin);
         let stepped = step();
         if let Some(guard) = guard {
             guard.end(py);
         }
         match stepped {
-            Ok(PySendResult::Return(value)) => {
-                self.request.get().overdraft(false).map(|()| PySendResult::Return(value))
-            }
+            Ok(PySendResult::Return(value)) => request.overdraft(false).map(|()| PySendResult::Return(value)),
             other => other,
         }
     }
 
     fn step<'py>(&self, value: &Bound<'py, PyAny>) -> Stepped<'py> {
-        let py = value.py();
-        if let Err(overdraft) = self.request.get().overdraft(false) {
+        let (py, request) = (value.py(), self.request.get());
+        if request.is_whole()
+            && let Err(overdraft) = request.overdraft(false)
+        {
             return self.thrown(py, overdraft.into_value(py).into_bound(py).into_any());
         }
-        self.guarded(py, || {
+        self.run(py, || {
             // SAFETY: this is a coroutine (`around`). It is passed to `PyIter_Send` only, which takes coroutines.
             unsafe { self.inner.bind(py).cast_unchecked::<PyIterator>() }.send(value)
         })
     }
 
     fn thrown<'py>(&self, py: Python<'py>, error: Bound<'py, PyAny>) -> Stepped<'py> {
-        self.guarded(py, || match self.inner.bind(py).call_method1(intern!(py, "throw"), (error,)) {
+        self.run(py, || match self.inner.bind(py).call_method1(intern!(py, "throw"), (error,)) {
             Err(error) if error.is_instance_of::<PyStopIteration>(py) => {
                 Ok(PySendResult::Return(error.value(py).getattr(intern!(py, "value"))?))
             }
@@ -86,8 +172,12 @@ impl Steps {
         slf
     }
 
-    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        told(py, self.step(py.None().bind(py)))
+    /// None is its end, with None as the value: no exception is made for that.
+    fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        match self.step(py.None().bind(py))? {
+            PySendResult::Return(value) if value.is_none() => Ok(None),
+            stepped => told(py, Ok(stepped)).map(Some),
+        }
     }
 
     /// `send`, `throw` and `close` make it a `collections.abc.Coroutine`, which asyncio requires.
@@ -114,7 +204,25 @@ impl Steps {
         self.inner.bind(py).call_method0(intern!(py, "close")).map(drop)
     }
 
+    #[getter]
+    fn exchange<'py>(&self, py: Python<'py>) -> Bound<'py, PyAny> {
+        self.exchange.bind(py).clone()
+    }
+
+    // What tools look at that show what a task waits for (`asyncio.print_call_graph`).
+
+    #[getter]
+    fn cr_await<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.inner.bind(py).getattr(intern!(py, "cr_await"))
+    }
+
+    #[getter]
+    fn cr_frame<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.inner.bind(py).getattr(intern!(py, "cr_frame"))
+    }
+
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.exchange)?;
         visit.call(&self.request)?;
         visit.call(&self.inner)
     }

@@ -6,55 +6,16 @@ use super::{Phase, PyRequest};
 use crate::handler::requests::on_chosen::OnChosen;
 use crate::handler::requests::{Begun, Prepared};
 use crate::handler::{Handler, Held};
-use crate::python::budget::PyBudget;
 use crate::python::handler::{capsule_of, capsule_that_holds};
 use crate::python::numpy::Numpy;
 use crate::python::scope::entered_already;
-use crate::python::sited::sited;
 use crate::room::{Admission, take_now};
 use pyo3::prelude::*;
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 impl PyRequest {
-    /// Begins and selects a new request on the same terms, for a server: a root or not, with this name if the terms
-    /// have none, and charged to this budget if they name none; `by_site`: it is noted which code made what. `close`
-    /// ends it, and `leave` restores the selection, in either order: the request may end before the call that it
-    /// was begun for returns.
-    pub(in crate::python) fn served(
-        &self,
-        py: Python<'_>,
-        root: bool,
-        name: Option<Arc<str>>,
-        budget: Option<&PyBudget>,
-        by_site: bool,
-    ) -> PyResult<Self> {
-        let request = self.anew(py, Some(root), name, budget, by_site)?;
-        request.enter(py)?;
-        Ok(request)
-    }
-
-    pub(super) fn anew(
-        &self,
-        py: Python<'_>,
-        root: Option<bool>,
-        name: Option<Arc<str>>,
-        budget: Option<&PyBudget>,
-        by_site: bool,
-    ) -> PyResult<Self> {
-        let mut arguments = self.arguments().clone_ref(py);
-        arguments.is_root = root.unwrap_or(arguments.is_root);
-        arguments.name = arguments.name.or_else(|| name.map(Into::into));
-        arguments.budget = arguments.budget.or_else(|| budget.map(|budget| budget.budget().clone()));
-        if !by_site {
-            return Ok(Self::new(arguments));
-        }
-        let (strategy, seen) = sited(py, arguments.strategy.take())?;
-        arguments.strategy = Some(strategy);
-        Ok(Self { sited: Some(seen), ..Self::new(arguments) })
-    }
-
     pub(super) fn enter(&self, py: Python<'_>) -> PyResult<()> {
         self.enter_by(|| self.select(py))
     }

@@ -20,6 +20,23 @@ impl PyRequest {
         Self::end(slf, None)
     }
 
+    /// The same in a step of a server's application. Returns whether blocks are alive: then `settle_open` is to be
+    /// called when the step ends.
+    pub(in crate::python) fn close_open(slf: &Bound<'_, Self>) -> PyResult<bool> {
+        Self::end_by(slf, None, true)
+    }
+
+    /// Settles what `close_open` left: now if nothing is alive or no loop runs, else when the loop has had its turn.
+    pub(in crate::python) fn settle_open(slf: &Bound<'_, Self>) -> PyResult<()> {
+        if Self::settle_if(slf.as_any(), false)? {
+            return Ok(());
+        }
+        match running_loop(slf.py()) {
+            Some(it) => Settling::new(slf.clone().into_any(), Self::settle_if, it).begin(slf.py()),
+            None => Self::settle(slf),
+        }
+    }
+
     pub(super) fn exit(slf: &Bound<'_, Self>, error: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let (py, this) = (slf.py(), slf.get());
         let Some(token) = this.token.take(py) else { return Err(not_entered(&this.text())) };
@@ -37,28 +54,34 @@ impl PyRequest {
 
     /// Ends the request. BudgetExceeded: `error`, which ended the block, comes from one of its refusals.
     pub(super) fn end(slf: &Bound<'_, Self>, error: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        Self::end_by(slf, error, false).map(drop)
+    }
+
+    /// Unless the caller `settles` what is alive, the loop will. Returns whether the caller has to.
+    fn end_by(slf: &Bound<'_, Self>, error: Option<&Bound<'_, PyAny>>, settles: bool) -> PyResult<bool> {
         let (py, this) = (slf.py(), slf.get());
         let mut phase = this.phase();
         let (has_blocks, whole) = match &*phase {
             Phase::Begun { begun, left: None } => {
                 (begun.has_live_blocks(), if this.is_whole() { begun.whole() } else { None })
             }
-            _ => return Ok(()), // it has ended already
+            _ => return Ok(false), // it has ended already
         };
+        let has_to = settles && has_blocks;
         let mut settling = None;
         if has_blocks || whole.is_some() {
             drop(phase); // Python code runs
             if let Some(whole) = &whole {
                 names::forget_now_and_then(py, whole.object_bytes);
             }
-            if has_blocks {
+            if has_blocks && !settles {
                 settling = running_loop(py).map(|it| Settling::new(slf.clone().into_any(), Self::settle_if, it));
             }
             phase = this.phase();
         }
-        let Phase::Begun { begun, left: left @ None } = &mut *phase else { return Ok(()) };
+        let Phase::Begun { begun, left: left @ None } = &mut *phase else { return Ok(false) };
         let ending = Ending::begin();
-        *left = Some(if settling.is_some() { Left::open(begun) } else { Left::settled(begun) });
+        *left = Some(if has_to || settling.is_some() { Left::open(begun) } else { Left::settled(begun) });
         let refusals = if error.is_some() { begun.take_refusals() } else { Vec::new() };
         let noted = noted::of(begun);
         drop(phase);
@@ -66,6 +89,7 @@ impl PyRequest {
         let noted = noted::tell(py, noted);
         let settled = match settling {
             Some(settling) => settling.begin(py),
+            None if has_to => Ok(()),
             None => Self::tell_sites(slf),
         };
         let cancelling = if this.arguments().cancel_if_chosen {
@@ -80,7 +104,7 @@ impl PyRequest {
         };
         match (noted.and(settled), refused) {
             (Err(raised), Err(refused)) => Err(refusal::raised_during(py, raised, refused)),
-            (told, refused) => told.and(refused),
+            (told, refused) => told.and(refused).map(|()| has_to),
         }
     }
 

@@ -20,6 +20,7 @@ mod noted;
 mod options;
 mod refusal;
 mod report;
+mod served;
 mod terms;
 
 use cancelling::Cancelling;
@@ -29,6 +30,8 @@ pub(super) use options::request;
 pub(super) use report::{
     PyEscaped, PyRequestMetrics, PyStats, PyWholeStats, escaped_of, request_metrics, stats_of, whole_stats_of,
 };
+
+pub(super) use served::ServedTerms;
 
 use super::overdraft::Guard;
 use super::sited;
@@ -52,8 +55,8 @@ use terms::Arguments;
 /// Two are equal if they are the same request: ``ctxalloc.current_request()`` equals the Request that began it.
 #[pyclass(frozen, eq, weakref, name = "Request", module = "ctxalloc")]
 pub(super) struct PyRequest {
-    /// `None` for `request()`: most objects are small.
-    arguments: Option<Box<Arguments>>,
+    /// `None` for `request()`: most objects are small. Requests of a server share those of their route.
+    arguments: Option<Arc<Arguments>>,
     token: TokenCell,
     phase: Locked<Phase>,
     /// Whether its phase is another than `New`: for the one that may enter it (`token`), who need not take the lock.
@@ -85,7 +88,11 @@ impl Eq for PyRequest {}
 
 impl PyRequest {
     fn new(arguments: Arguments) -> Self {
-        Self { arguments: Some(Box::new(arguments)), ..Self::bare() }
+        Self::on(Arc::new(arguments))
+    }
+
+    fn on(arguments: Arc<Arguments>) -> Self {
+        Self { arguments: Some(arguments), ..Self::bare() }
     }
 
     /// One without options.

@@ -21,12 +21,18 @@ from ctxalloc import _native
 
 pytestmark = [pytest.mark.once, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 
+HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+HAS_HUGE_PAGES = HUGE.exists() and "[never]" not in HUGE.read_text()
+"""The C heap asks for them from 4 MiB on, as NumPy's default does: then a zeroed giant costs it some twenty faults."""
+
 KNOWN: dict[str, set[tuple[str, str]]] = {
     "all_die_at_once": {("change", "pool"), ("change", "arena"), ("change", "hugepages")},
     "long_tail": {("change", "pool"), ("change", "arena")},
     "one_size": {("leave", "default")},
     "powers_and_one": {("leave", "default")},
-    "zeroed_giants": {("change", "pool"), ("change", "arena"), ("change", "hugepages")},
+    "zeroed_giants": {("leave", "default")}
+    if HAS_HUGE_PAGES
+    else {("change", "pool"), ("change", "arena"), ("change", "hugepages")},
     "passed_on": {("change", "pool"), ("change", "arena"), ("change", "hugepages")},
     "bursts": {("change", "pool"), ("change", "arena"), ("change", "hugepages")},
     "slow_requests": {("leave", "default")},
@@ -68,7 +74,7 @@ def test_the_advice_is_the_known_answer_or_that_it_is_not_known(name: str, tmp_p
         assert len(rounds) == ROUNDS
     # What counts decide, however busy the machine is.
     faults = {strategy: [one["faults"] for one in rounds] for strategy, rounds in found["rounds"].items()}
-    if name in ("all_die_at_once", "zeroed_giants", "passed_on"):
+    if name in ("all_die_at_once", "passed_on") or (name == "zeroed_giants" and not HAS_HUGE_PAGES):
         assert max(faults["pool"]) < min(faults["default"])
     if name == "growing":
         assert min(faults["pool"]) > max(faults["default"])

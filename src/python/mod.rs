@@ -19,6 +19,8 @@ mod asked;
 mod asyncgen;
 mod asyncio;
 mod attached;
+#[cfg(ctxalloc_whole)]
+mod breaking_off;
 mod bridge;
 mod budget;
 mod callbacks;

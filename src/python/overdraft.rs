@@ -1,31 +1,30 @@
 //! What becomes of a whole request that was given a block beyond a limit: BudgetExceeded at its next step.
 //!
-//! On the main thread CPython is given a pending call, which it makes between two instructions: that raises if the
-//! request is selected and its own code runs, and not asyncio's. On another thread the exception is set asynchronously
-//! (`PyThreadState_SetAsyncExc`): the call of native code that took the block raises it as it returns. CPython may
-//! raise it later than that (cpython#139622), and then it must not meet other code. So there it is set only under a
-//! [`Guard`], which whoever runs the request's code on this thread holds meanwhile, and which takes back what was not
-//! raised. Where there is none, the step that comes next asks
-//! [`Seen::overdraft`](crate::handler::requests::Seen::overdraft).
+//! CPython is given a pending call, which it makes between two instructions: that raises if the request is selected and
+//! its own code may be [broken off](BreakingOff). Before 3.12 only the main thread makes such calls. On others a small
+//! block is then refused where own code asks for it, and for what else was granted an exception is set asynchronously
+//! (`PyThreadState_SetAsyncExc`), within a call of own code: that raises it as it returns. CPython may raise it later
+//! than that (cpython#139622), and then it must not meet other code. So it is set only under a [`Guard`], which whoever
+//! runs the request's code on this thread holds meanwhile, and which takes back what was not raised. Where there is
+//! none, the step that comes next asks [`Seen::overdraft`](crate::handler::requests::Seen::overdraft).
 #![allow(unsafe_code, reason = "CPython's thread states")]
 
-use super::asyncio::losing::{has_a_loop, is_of_a_loop, is_own};
+use super::asyncio::losing::{has_a_loop, is_of_a_loop};
 use super::attached;
+use super::breaking_off::BreakingOff;
 use super::imported::{Imported, module};
 use super::pending::SetAside;
 use super::preloaded::preloaded;
 use super::symbol::symbol;
-use super::tracked::find_call;
 use crate::handler::Handler;
 use crate::handler::requests::{Payer, RequestHandle, payer_of};
 use crate::sync::Made;
-use crate::whole::{NOT_RAISING, NOTED, OWED, RAISED, RAISING as IS_RAISING};
+use crate::whole::{NOT_RAISING, NOTED, OWED, RAISED, RAISING as IS_RAISING, REFUSES};
 use crate::whole::{Python as Loop, Thread, extent, handler_of, is_called_outside_of, word_of};
 use pyo3::exceptions::PyMemoryError;
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
 use std::ffi::{CStr, c_int, c_ulong, c_void};
 use std::mem::transmute;
 use std::ptr::null_mut;
@@ -34,17 +33,22 @@ use std::ptr::null_mut;
 type Selected = fn(&mut Thread) -> Option<Handler>;
 type GetIdent = unsafe extern "C" fn() -> c_ulong;
 type AddPending = unsafe extern "C" fn(extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int;
+/// CPython's own, from 3.12 on: any thread of the interpreter makes the call, or (flags) the main one only.
+type AddPendingAny = unsafe extern "C" fn(
+    *mut ffi::PyInterpreterState,
+    extern "C" fn(*mut c_void) -> c_int,
+    *mut c_void,
+    c_int,
+) -> c_int;
 type SetAsync = unsafe extern "C" fn(c_ulong, *mut ffi::PyObject) -> c_int;
 
 /// How an exception is set.
 struct Raising {
     ident: GetIdent,
     set: SetAsync,
-    /// Our package's. Its code, and asyncio's, is nobody's own: an exception there would end what it does for others.
-    folder: String,
+    breaking_off: BreakingOff,
     pend: Option<AddPending>,
-    /// CPython's instruction that takes what is to be awaited from a call's result.
-    get_awaitable: u8,
+    pend_any: Option<AnyThreads>,
     /// What makes the BudgetExceeded when CPython raises it.
     class: Py<PyAny>,
     python: Loop,
@@ -54,6 +58,17 @@ struct Raising {
     /// Functions that allocate while they hold the lock that `set` takes.
     locked: Vec<(usize, usize)>,
 }
+
+/// How any thread is made to call [`tell`].
+struct AnyThreads {
+    add: AddPendingAny,
+    interpreter: *mut ffi::PyInterpreterState,
+}
+
+// SAFETY: the interpreter is only passed to the function, which any thread may call; it lives as long as Python runs.
+unsafe impl Send for AnyThreads {}
+// SAFETY: its fields are only read, as above.
+unsafe impl Sync for AnyThreads {}
 
 static RAISING: Made<Raising> = Made::new();
 
@@ -91,15 +106,22 @@ pub(super) fn prepare(
     let pend = symbol(c"Py_AddPendingCall").map(|found| unsafe { transmute::<*mut c_void, AddPending>(found) });
     let file: String = py.import("ctxalloc")?.getattr("__file__")?.extract()?;
     let folder = file.trim_end_matches(|character| character != '/').to_owned();
-    let get_awaitable = py.import("opcode")?.getattr("opmap")?.get_item("GET_AWAITABLE")?.extract()?;
+    let breaking_off = BreakingOff::prepared(py, folder)?;
+    let pend_any = if py.version_info() < (3, 12) { None } else { symbol(c"_PyEval_AddPendingCall") }.map(|found| {
+        // SAFETY: `int f(PyInterpreterState *, int (*)(void *), void *, int)` since 3.12. This thread is attached.
+        unsafe {
+            let add = transmute::<*mut c_void, AddPendingAny>(found);
+            AnyThreads { add, interpreter: ffi::PyInterpreterState_Get() }
+        }
+    });
     let at = |name: &&CStr| symbol(name).and_then(|at| extent(at).map(|(bytes, _)| (at.addr(), bytes)));
     let locked = LOCKED.iter().filter_map(at).collect();
     RAISING.get_or_make(|| Raising {
         ident,
         set,
-        folder,
+        breaking_off,
         pend,
-        get_awaitable,
+        pend_any,
         class,
         python,
         is_attached,
@@ -115,41 +137,65 @@ fn is_main_thread() -> bool {
     unsafe { libc::gettid() == libc::getpid() }
 }
 
-/// By what Python is made to call [`tell`] on this thread.
-fn pending_calls(raising: &Raising) -> Option<AddPending> {
-    raising.pend.filter(|_| is_main_thread())
+impl Raising {
+    /// Whether Python can be made to call [`tell`] on this thread.
+    fn pends(&self) -> bool {
+        self.pend_any.is_some() || (self.pend.is_some() && is_main_thread())
+    }
+
+    /// Makes it. False: not now.
+    fn pend(&self) -> bool {
+        if let Some(pend) = self.pend.filter(|_| is_main_thread()) {
+            // SAFETY: any thread may call it, with the GIL or without; it allocates nothing.
+            return unsafe { pend(tell, null_mut()) } == 0;
+        }
+        let Some(AnyThreads { add, interpreter }) = &self.pend_any else { return false };
+        // The next thread that Python runs makes the call: this one, if it has the GIL.
+        if !(self.is_attached)() || !is_called_outside_of(self.python, &self.locked) {
+            return false;
+        }
+        // SAFETY: any thread may call it; it takes the lock of the thread states, which is not held here.
+        unsafe { add(*interpreter, tell, null_mut(), 0) == 0 }
+    }
 }
 
 /// Whether the request which is selected by this handler is told of a small block as soon as its code on this thread
 /// goes on.
-pub(super) fn tells_soon(thread: &Thread, handler: Handler) -> bool {
-    let Some(raising) = RAISING.get() else { return false };
-    let is_guarded =
-        || handler_of(thread.guard).is_some_and(|guarded| payer_of(guarded) == payer_of(handler)) && may_set(true);
-    pending_calls(raising).is_some() || is_guarded()
+pub(super) fn tells_soon(_: &Thread, _: Handler) -> bool {
+    RAISING.get().is_some_and(Raising::pends)
+}
+
+/// Whether the code that runs on this thread may be refused a block: a small one where it is the request's own, another
+/// one, of which the standard library's functions may be made too, where it neither enters nor leaves a block.
+pub(super) fn may_refuse(is_small: bool) -> bool {
+    let (Some(raising), Some(py)) = (RAISING.get(), attached::here()) else { return true };
+    let _pending = SetAside::new(py);
+    if is_small { raising.breaking_off.is_here(py) } else { raising.breaking_off.is_within(py) }
 }
 
 /// Whether an exception may be set for the code that runs on this thread. Where that is an event loop's it would meet
-/// whoever waits; after a small block of somebody's own code, which goes on, the loop's code may come next.
-fn may_set(is_small: bool) -> bool {
+/// whoever waits.
+fn may_set() -> bool {
     let Some(py) = attached::here() else { return true };
     let _pending = SetAside::new(py);
-    let has_a_loop = has_a_loop(py).unwrap_or(true);
-    !has_a_loop || (!is_small && !is_of_a_loop(py))
+    !has_a_loop(py).unwrap_or(true) || !is_of_a_loop(py)
 }
 
 /// This thread was given a block beyond a limit of this request's: a small one, or another. Called in the middle
 /// of an allocation.
 pub(super) fn overdrawn(thread: &mut Thread, payer: Payer, is_small: bool) {
     let Some(raising) = RAISING.get() else { return };
-    if thread.raising == NOTED && !is_small {
+    // Another thread may have made the call that was for this one.
+    let is_perhaps_lost = raising.pends() && !is_main_thread();
+    if thread.raising == NOTED && !is_small && !is_perhaps_lost {
         thread.raising = IS_RAISING;
         return;
     }
     // Its own code runs, or that of a request inside of it which counts its arrays only.
     let pays_for = |word| handler_of(word).is_some_and(|handler| payer.pays_for(handler));
-    let is_idle = matches!(thread.raising, NOT_RAISING | RAISED);
-    let may_be_told = || pending_calls(raising).is_some() || (pays_for(thread.guard) && may_set(is_small));
+    let is_idle =
+        matches!(thread.raising, NOT_RAISING | RAISED | REFUSES) || (thread.raising == NOTED && is_perhaps_lost);
+    let may_be_told = || raising.pends() || (!is_small && pays_for(thread.guard) && may_set());
     if is_idle && pays_for(thread.account) && may_be_told() {
         set(raising, thread, if is_small { NOTED } else { IS_RAISING });
     }
@@ -162,42 +208,14 @@ pub(super) fn raise(thread: &mut Thread) {
     }
 }
 
-impl Raising {
-    /// Whether the code that runs on this thread may end here with an exception. What enters or leaves a block must
-    /// not, nor the standard library's: a lock would stay locked. Nor may what was called and is about to be awaited:
-    /// nobody would wait for the tasks of a group.
-    fn may_break_off(&self, py: Python<'_>) -> PyResult<bool> {
-        const AT_ENDS: [&str; 5] = ["__enter__", "__aenter__", "__exit__", "__aexit__", "__del__"];
-        let mut is_innermost = true;
-        let breaks_off = |file: &str, function: &str| {
-            let is_first = std::mem::replace(&mut is_innermost, false);
-            let name = function.rsplit('.').next().unwrap_or(function);
-            let may =
-                !AT_ENDS.contains(&name) && (!is_first || (!file.starts_with(&self.folder) && is_own(file, function)));
-            (!may).then_some(false)
-        };
-        if find_call(py, breaks_off).is_some() || is_innermost {
-            return Ok(false);
-        }
-        let frame = GET_FRAME.get(py)?.call0()?;
-        let code = frame.getattr(intern!(py, "f_code"))?;
-        let at: usize = frame.getattr(intern!(py, "f_lasti"))?.extract().unwrap_or(0);
-        let instructions = code.getattr(intern!(py, "co_code"))?;
-        // Two bytes each, the first one its kind; 0 is room for a cache, which belongs to the one before.
-        let next = instructions.cast::<PyBytes>()?.as_bytes().chunks(2).skip(at / 2 + 1).find(|one| one[0] != 0);
-        Ok(next.is_none_or(|one| one[0] != self.get_awaitable))
-    }
-}
-
 static GET_FRAME: Imported = Imported::new("sys", "_getframe");
 
 /// Sees to it that the exception is raised, if that can be done now; else it is owed. Called in the middle of an
 /// allocation.
 fn set(raising: &Raising, thread: &mut Thread, state: u32) {
     thread.raising = OWED;
-    if let Some(pend) = pending_calls(raising) {
-        // SAFETY: any thread may call it, with the GIL or without; it allocates nothing.
-        if unsafe { pend(tell, null_mut()) } == 0 {
+    if raising.pends() {
+        if raising.pend() {
             thread.raising = state;
         }
         return;
@@ -206,13 +224,20 @@ fn set(raising: &Raising, thread: &mut Thread, state: u32) {
     if thread.guard == 0 || !(raising.is_attached)() || !is_called_outside_of(raising.python, &raising.locked) {
         return;
     }
+    let is_in_a_call = attached::here().is_some_and(|py| {
+        let _pending = SetAside::new(py);
+        raising.breaking_off.is_in_a_call(py)
+    });
+    if !is_in_a_call {
+        return;
+    }
     thread.raising = state;
     // SAFETY: this thread has the GIL, and is in no function of CPython's that holds the lock of the thread states. The
     // class lives as long as the process. What was set before is a class too, of which there are other references.
     unsafe { (raising.set)((raising.ident)(), raising.class.as_ptr()) };
 }
 
-/// Called by Python between two instructions of whatever code runs on the main thread. It raises if that is the
+/// Called by Python between two instructions of whatever code runs on this thread. It raises if that is the
 /// request's own.
 extern "C" fn tell(_: *mut c_void) -> c_int {
     if attached::here().is_none() {
@@ -231,7 +256,7 @@ fn told(py: Python<'_>) -> c_int {
         return 0;
     };
     become_(IS_RAISING); // what is made from here on is not refused
-    if !raising.may_break_off(py).unwrap_or(false) {
+    if !raising.breaking_off.is_here(py) {
         become_(OWED);
         own(Thread::look_soon); // with the next block, which may be its own code's
         return 0;
@@ -285,7 +310,7 @@ impl Guard {
             let state = std::mem::replace(&mut thread.raising, NOT_RAISING);
             if matches!(state, NOTED | IS_RAISING)
                 && let Some(raising) = RAISING.get()
-                && pending_calls(raising).is_none()
+                && !raising.pends()
             {
                 // SAFETY: this thread has the GIL, as the argument shows, and is called by Python code.
                 unsafe { (raising.set)((raising.ident)(), null_mut()) };

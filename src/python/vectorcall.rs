@@ -22,7 +22,7 @@ const ARGUMENTS_OFFSET: usize = 1 << (usize::BITS - 1);
 
 #[inline]
 fn vectorcall() -> Option<Vectorcall> {
-    /// The function; NULL before it was looked for, and where there is none. No lock: who looks twice finds the same.
+    // The function; NULL before it was looked for, and where there is none. No lock: who looks twice finds the same.
     static FOUND: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
     let mut found = FOUND.load(Ordering::Relaxed);
     if found.is_null() {
@@ -47,8 +47,7 @@ pub(super) fn call<'py, const N: usize>(
         *place = argument.as_ptr();
     }
     // SAFETY: attached; `N` objects that are borrowed for the call, with a place before them that the callee may
-    // write to, and no names. It returns
-    // a new reference, or NULL with an exception set.
+    // write to, and no names. It returns a new reference, or NULL with an exception set.
     unsafe {
         let called = vectorcall(callable.as_ptr(), places.as_mut_ptr().add(1), N | ARGUMENTS_OFFSET, null_mut());
         Bound::from_owned_ptr_or_err(callable.py(), called)

@@ -7,10 +7,11 @@ use super::place::{Places, Record};
 use super::range;
 pub(super) use super::sampling::EXACT_FROM;
 use super::sampling::{counted, taken, weight_of_sample};
-use super::shared::{DONE, GROWN, Kind, NOT_RAISING, NOTED, OWED, PASS, REFUSED, Thread, ZEROED, handler_of};
+use super::shared::handler_of;
+use super::shared::{DONE, GROWN, Kind, NOT_RAISING, NOTED, OWED, PASS, RAISED, REFUSED, REFUSES, Thread, ZEROED};
 use super::walk::{self, Answer, Python};
 use crate::handler::Handler;
-use crate::handler::requests::{Beyond, Charged, Payer, charge, is_counted, is_refused, tell_by_null};
+use crate::handler::requests::{Beyond, Charged, Payer, charge, is_counted, is_refused, is_untold, tell_by_null};
 use crate::strategy::account::{WHOLE_REQUESTS, Weight};
 use crate::sync::{Made, is_forking};
 use crate::unattributed::is_paused;
@@ -29,6 +30,9 @@ pub(crate) struct Binding {
     /// Whether the request that is selected on this thread, by this handler, is told of a small one in its own code,
     /// as soon as that goes on. As `selected`.
     pub(crate) tells_soon: fn(&Thread, Handler) -> bool,
+    /// Whether the code that runs on this thread may be refused a block, a small one or another: where nothing stays
+    /// half done. As `selected`, but it may allocate.
+    pub(crate) may_refuse: fn(bool) -> bool,
     /// Called while this thread owes what `overdrawn` could not set ([`OWED`]). As `selected`.
     pub(crate) owes: fn(&mut Thread),
     /// Whether `selected` has to be asked now and then, and not only when a block is to be charged: it may know only
@@ -64,6 +68,9 @@ pub(crate) fn profile(is_profiled: bool) {
 pub(super) fn is_profiled() -> bool {
     IS_PROFILED.load(Ordering::Relaxed)
 }
+
+/// Before a thread has asked for so many bytes of small blocks it looks again whether its own code does.
+const BETWEEN_LOOKS: u16 = 512;
 
 pub(super) struct Decider {
     pub(super) places: Places,
@@ -224,7 +231,12 @@ impl Decider {
             Self::look_soon_if_owed(thread.0);
         }
         if is_small && (!is_sample || thread.0.resize > 0) {
-            return PASSED;
+            let refuses = thread.0.raising == REFUSES && thread.0.resize == 0 && kind != Kind::Native;
+            return if refuses && self.refuses_now(thread.0, selected, answer) {
+                (REFUSED, null_mut())
+            } else {
+                PASSED
+            };
         }
         let drawn_bytes = if is_small { counted(kind, size_bytes) } else { 0 };
         let bytes = if is_small { weight_of_sample(kind, size_bytes, drawn_bytes) } else { size_bytes };
@@ -243,8 +255,11 @@ impl Decider {
         if matches!(charged, Charged::Refused) {
             let beyond = match answer() {
                 // CPython does not survive each NULL in its loop, and there somebody's work may be lost.
-                Answer::RefusePython if is_small && (self.binding.tells_soon)(thread.0, handler) => {
-                    Beyond::ToldInReserve
+                Answer::RefusePython if self.is_at_ends() => Beyond::ToldAtEnds,
+                Answer::RefusePython if is_small && self.waits(thread.0, handler) => Beyond::ToldInReserve,
+                Answer::RefusePython if is_small => {
+                    tell_by_null(handler); // where its own code asks
+                    return told_by_null(thread.0);
                 }
                 Answer::Refuse | Answer::RefusePython => return told_by_null(thread.0),
                 Answer::Grant => Beyond::Told,
@@ -287,15 +302,48 @@ impl Decider {
         }
     }
 
+    /// Whether the block is the first one that a request's own code asks for, since a small one was given to it where
+    /// nothing may be refused.
+    #[cold]
+    fn refuses_now(&self, thread: &mut Thread, selected: Option<Handler>, answer: impl FnOnce() -> Answer) -> bool {
+        let Some(handler) = selected.filter(|&handler| is_untold(handler)) else {
+            thread.raising = NOT_RAISING; // others run, or somebody told it
+            return false;
+        };
+        if matches!(answer(), Answer::RefusePython) && (self.binding.may_refuse)(true) {
+            thread.raising = NOT_RAISING;
+            tell_by_null(handler);
+            return true;
+        }
+        false
+    }
+
+    /// Whether what enters or leaves a block asks for memory: refused, it would leave a lock locked.
+    pub(super) fn is_at_ends(&self) -> bool {
+        !(self.binding.may_refuse)(false)
+    }
+
+    /// Whether a small block that Python asks for is rather granted than refused: the request that is selected by this
+    /// handler is told soon, or nobody could be told where the code is.
+    pub(super) fn waits(&self, thread: &Thread, handler: Handler) -> bool {
+        (self.binding.tells_soon)(thread, handler) || !(self.binding.may_refuse)(true)
+    }
+
     pub(super) fn overdrawn(&self, thread: &mut Thread, payer: Payer, is_small: bool) {
         (self.binding.overdrawn)(thread, payer, is_small);
+        let is_told = || handler_of(thread.account).is_some_and(|own| (self.binding.tells_soon)(thread, own));
+        if matches!(thread.raising, NOT_RAISING | RAISED | REFUSES) && !is_told() {
+            thread.raising = REFUSES;
+        }
         Self::look_soon_if_owed(thread);
     }
 
-    /// The thread may have the GIL at its next block, whatever the size of that.
+    /// The thread may have the GIL at its next block, whatever the size of that, or its own code may ask for it.
     fn look_soon_if_owed(thread: &mut Thread) {
-        if thread.raising == OWED {
-            thread.look_soon();
+        match thread.raising {
+            OWED => thread.look_soon(),
+            REFUSES => thread.look_within(BETWEEN_LOOKS),
+            _ => {}
         }
     }
 
@@ -395,7 +443,7 @@ pub(super) unsafe extern "C" fn usable(block: *mut c_void) -> usize {
 
 /// The refusal of a block. Nothing is to come after it for what the request was given before.
 pub(super) fn told_by_null(thread: &mut Thread) -> (u32, *mut u8) {
-    if thread.raising == NOTED {
+    if matches!(thread.raising, NOTED | REFUSES) {
         thread.raising = NOT_RAISING;
         if let Some(handler) = handler_of(thread.account) {
             tell_by_null(handler);

@@ -28,7 +28,7 @@ mod walk;
 pub(crate) use decide::{Binding, Profile, profile};
 pub(crate) use nobodys::by_group;
 pub(crate) use shared::{Allocator, Attach, AttachArrow, GetThread, Hook, Kind, Library, Thread};
-pub(crate) use shared::{NOT_RAISING, NOTED, OWED, RAISED, RAISING, handler_of, word_of};
+pub(crate) use shared::{NOT_RAISING, NOTED, OWED, RAISED, RAISING, REFUSES, handler_of, word_of};
 pub(crate) use walk::{Python, extent, file_of, is_called_outside_of};
 
 use crate::strategy::account::WHOLE_REQUESTS;

@@ -110,13 +110,13 @@ impl Decider {
         let (before, after) = (old.weight(), Weight { bytes, is_sample, ..old.weight() });
         let more_bytes = after.bytes.saturating_sub(before.bytes);
         // As a new one: small ones that Python asks for have what lies beyond the limit, too.
-        let is_in_reserve = is_sample && payer.is_in_reserve(more_bytes);
+        let is_in_reserve = is_sample && payer.is_in_reserve(more_bytes, false);
         // SAFETY: the block is charged with `before`.
         if !unsafe { payer.reweigh(before, after, is_in_reserve.then_some(Force::Undo)) } {
-            let tells_soon =
-                || handler_of(thread.0.account).is_some_and(|own| (self.binding.tells_soon)(thread.0, own));
+            let waits = || handler_of(thread.0.account).is_some_and(|own| self.waits(thread.0, own));
             let is_told_soon = match answer() {
-                Answer::RefusePython if is_sample && tells_soon() && payer.is_in_reserve(more_bytes) => true,
+                Answer::RefusePython if self.is_at_ends() && payer.is_in_reserve(more_bytes, true) => true,
+                Answer::RefusePython if is_sample && waits() && payer.is_in_reserve(more_bytes, false) => true,
                 answer if answer.refuses() => return told_by_null(thread.0),
                 _ => false,
             };

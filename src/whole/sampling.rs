@@ -15,14 +15,18 @@ impl Thread {
     /// An exponentially distributed number with the mean [`SAMPLE`]: then each byte is as likely as any other, whatever
     /// the program's pattern.
     fn draw(&mut self) -> i64 {
+        let uniform = ((self.next_random() >> 11) + 1) as f64 / (1u64 << 53) as f64;
+        (-ln(uniform) * SAMPLE) as i64
+    }
+
+    fn next_random(&mut self) -> u64 {
         if self.random == 0 {
             self.random = fresh_state(std::ptr::from_ref(self).addr());
         }
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
         self.random ^= self.random << 17;
-        let uniform = ((self.random >> 11) + 1) as f64 / (1u64 << 53) as f64;
-        (-ln(uniform) * SAMPLE) as i64
+        self.random
     }
 
     /// Takes what was counted down off the sample's distance, the block that this look is for included; whether a
@@ -43,9 +47,20 @@ impl Thread {
 
     /// The next block is looked at, whatever its size. The sample's distance stays as it is.
     pub(crate) fn look_soon(&mut self) {
-        if self.left > 0 {
-            self.granted = (self.granted - self.left).max(1); // 0 is a thread that has not looked
-            self.left = 0;
+        self.look_at(0);
+    }
+
+    /// A block is looked at before so many more bytes have been asked for: at random, or a loop of a program might have
+    /// each look at the same place.
+    pub(super) fn look_within(&mut self, bytes: u16) {
+        let at = self.next_random() >> 32;
+        self.look_at((at % u64::from(bytes)) as i64);
+    }
+
+    fn look_at(&mut self, bytes: i64) {
+        if self.left > bytes {
+            self.granted = (self.granted - (self.left - bytes)).max(1); // 0 is a thread that has not looked
+            self.left = bytes;
         }
     }
 

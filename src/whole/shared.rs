@@ -38,7 +38,8 @@ pub(crate) struct Thread {
     pub(super) busy: u32,
     pub(super) object: u32,
     pub(super) resize: u32,
-    /// [`NOT_RAISING`], [`RAISING`], [`OWED`], [`RAISED`] or [`NOTED`].
+    /// [`NOT_RAISING`], [`RAISING`], [`OWED`], [`RAISED`], [`NOTED`] or
+    /// [`REFUSES`].
     pub(crate) raising: u32,
     /// The handler of the whole request that Python code runs in on this thread, which sees to it that no exception
     /// that is set for it comes after its end; 0: there is none.
@@ -96,6 +97,9 @@ pub(crate) const OWED: u32 = 2;
 pub(crate) const RAISED: u32 = 3;
 /// As [`RAISING`], for a small block: until it is made, limits hold as ever, since what runs may be a long call.
 pub(crate) const NOTED: u32 = 4;
+/// A block was given beyond a limit, and nobody can be told as its code goes on: the next small one that its own code
+/// asks for is refused.
+pub(crate) const REFUSES: u32 = 5;
 
 /// A handler as [`Thread`] keeps it.
 pub(crate) fn word_of(handler: Handler) -> u64 {

@@ -30,6 +30,8 @@ pub(crate) fn handler_at(c_struct: NonNull<PyDataMem_Handler>) -> Option<Handler
 /// How much small blocks may exceed a limit once it has refused, so that the refusal can be handled: a sixteenth of it,
 /// and at least so much.
 const MIN_RESERVE_BYTES: usize = 256 << 10;
+/// The same where what enters or leaves a block asks: one sample of a list that grows may stand for all of the other one.
+const MIN_RESERVE_AT_ENDS_BYTES: usize = 1 << 20;
 
 /// Who pays while this request is selected: itself, or the one around it that counts the whole of itself.
 fn paying(selected: &'static Slot) -> Option<&'static Slot> {
@@ -87,6 +89,8 @@ pub(crate) enum Beyond {
     Told,
     /// The same of a small block, while what small ones may exceed a limit by has room; else it is refused.
     ToldInReserve,
+    /// The same where what enters or leaves a block asks, which has more room.
+    ToldAtEnds,
     /// It is charged.
     Untold,
 }
@@ -103,15 +107,16 @@ pub(crate) fn charge(handler: Handler, weight: Weight, beyond: Beyond) -> Charge
     let Some(slot) = Slot::behind(held.handler()).and_then(paying) else { return Charged::Nobody };
     let chain = &slot.state().chain;
     let noted = slot.state().memory.noted();
-    let has_reserve = || chain.has_reserve_for(weight.bytes, MIN_RESERVE_BYTES);
+    let has_reserve = |bytes| chain.has_reserve_for(weight.bytes, bytes);
     let take = || {
         let is_granted = match beyond {
-            Beyond::Refuse => weight.is_sample && chain.refusals_so_far() > 0 && has_reserve(),
-            Beyond::ToldInReserve => has_reserve(),
+            Beyond::Refuse => weight.is_sample && chain.refusals_so_far() > 0 && has_reserve(MIN_RESERVE_BYTES),
+            Beyond::ToldInReserve => has_reserve(MIN_RESERVE_BYTES),
+            Beyond::ToldAtEnds => has_reserve(MIN_RESERVE_AT_ENDS_BYTES),
             Beyond::Told | Beyond::Untold => true,
         };
         if is_granted {
-            let is_told = matches!(beyond, Beyond::Told | Beyond::ToldInReserve);
+            let is_told = !matches!(beyond, Beyond::Refuse | Beyond::Untold);
             chain.take_whole_anyway(weight, is_told, || slot.hold_again());
             return true;
         }
@@ -153,6 +158,13 @@ pub(crate) fn tell_by_null(handler: Handler) {
     if let Some(slot) = Slot::behind(held.handler()).and_then(paying) {
         slot.state().chain.whole.iter().for_each(|parts| parts.note_told());
     }
+}
+
+/// Whether who pays while this request is selected was given a block beyond a limit, of which nobody was told.
+pub(crate) fn is_untold(handler: Handler) -> bool {
+    let Some(held) = Held::try_on(handler) else { return false };
+    let slot = Slot::behind(held.handler()).and_then(paying);
+    slot.is_some_and(|slot| slot.state().chain.whole.iter().any(|parts| parts.is_untold()))
 }
 
 impl Payer {
@@ -229,10 +241,12 @@ impl Payer {
         Slot::behind(held.handler()).and_then(paying).is_some_and(|slot| NonNull::from(slot) == self.0)
     }
 
-    /// Whether a small block may have so many bytes beyond a limit that has refused. For one that is charged to it.
-    pub(crate) fn is_in_reserve(self, bytes: usize) -> bool {
+    /// Whether a small block, or one for what enters or leaves a block (`is_at_ends`), may have so many bytes beyond a
+    /// limit that has refused. For one that is charged to it.
+    pub(crate) fn is_in_reserve(self, bytes: usize, is_at_ends: bool) -> bool {
         let chain = &self.slot().state().chain;
-        chain.refusals_so_far() > 0 && chain.has_reserve_for(bytes, MIN_RESERVE_BYTES)
+        let min_bytes = if is_at_ends { MIN_RESERVE_AT_ENDS_BYTES } else { MIN_RESERVE_BYTES };
+        chain.refusals_so_far() > 0 && chain.has_reserve_for(bytes, min_bytes)
     }
 
     /// Whether its request has not been told of a block that it was given beyond a limit. For a block just charged.

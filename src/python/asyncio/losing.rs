@@ -55,6 +55,9 @@ fn is_generated(file: &str, function: &str) -> bool {
     (file == "<string>" && NAMES.contains(&name)) || file.starts_with("<attrs generated ")
 }
 
+/// What reads all that a process writes.
+const READS_A_PROCESS: [&str; 3] = ["Process.communicate", "Process._read_stream", "Process._feed_stdin"];
+
 fn code_of(file: &str, function: &str, library: &str) -> Code {
     if file.starts_with("<frozen ") || is_generated(file, function) {
         return Code::Library;
@@ -64,7 +67,7 @@ fn code_of(file: &str, function: &str, library: &str) -> Code {
         // What a coroutine reads of a stream may be as much as others send, and is told; what the loop keeps for it is
         // not much.
         Some(None | Some("streams.py")) => return Code::Library,
-        Some(Some("subprocess.py")) if function.starts_with("Process.") => return Code::Own,
+        Some(Some("subprocess.py")) if READS_A_PROCESS.contains(&function) => return Code::Own,
         Some(Some(_)) => return Code::Loop,
         None => {}
     }

@@ -14,10 +14,13 @@ use crate::task;
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
+#[cfg(ctxalloc_whole)]
+use pyo3::types::PyBytes;
 use pyo3::types::{PyDict, PyString, PyType};
 use std::collections::HashMap;
 use std::collections::hash_map::{DefaultHasher, Entry};
 use std::hash::{Hash, Hasher};
+use std::iter::successors;
 use std::sync::Arc;
 
 /// The function for [`Tracked::with_attribution`](crate::strategy::Tracked::with_attribution): it returns the innermost
@@ -168,29 +171,60 @@ impl Table {
     }
 }
 
+/// So many calls are looked at.
+#[cfg(ctxalloc_whole)]
+const MAX_FRAMES: usize = 16;
+
 /// Looks through this thread's Python stack, from the innermost call on, at the file and the qualified name of each,
 /// until `look` answers. It may be called inside of an allocation.
 #[cfg(ctxalloc_whole)]
 pub(crate) fn find_call<R>(py: Python<'_>, mut look: impl FnMut(&str, &str) -> Option<R>) -> Option<R> {
-    const MAX_FRAMES: usize = 16;
     let _paused = Paused::new(py);
     let found = calls(py, MAX_FRAMES);
     found.iter().find_map(|call| look(&call.file.to_string_lossy(), &call.function.to_string_lossy()))
 }
 
-/// The innermost calls of this thread's Python stack.
-fn calls(py: Python<'_>, max_frames: usize) -> Vec<Call<'_>> {
-    let mut calls = Vec::new();
+/// A call of this thread's Python stack, with the instruction that it is at.
+#[cfg(ctxalloc_whole)]
+#[derive(Clone, Copy)]
+pub(crate) struct Running<'a> {
+    pub(crate) file: &'a str,
+    /// Its qualified name.
+    pub(crate) function: &'a str,
+    /// Its instructions, two bytes each.
+    pub(crate) code: &'a [u8],
+    /// Where among these it is, in bytes.
+    pub(crate) at: usize,
+}
+
+/// As [`find_call`], with what each call is at.
+#[cfg(ctxalloc_whole)]
+pub(crate) fn find_running<R>(py: Python<'_>, mut look: impl FnMut(Running<'_>) -> Option<R>) -> Option<R> {
+    let _paused = Paused::new(py);
+    frames(py).take(MAX_FRAMES).find_map(|frame| {
+        let call = call(py, &frame)?;
+        // Getters of exact built-in types: they run no Python code.
+        let code = frame.getattr(intern!(py, "f_code")).ok()?.getattr(intern!(py, "co_code")).ok()?;
+        let at = frame.getattr(intern!(py, "f_lasti")).ok()?.extract().unwrap_or(0);
+        let (file, function) = (call.file.to_string_lossy(), call.function.to_string_lossy());
+        look(Running { file: &file, function: &function, code: code.cast::<PyBytes>().ok()?.as_bytes(), at })
+    })
+}
+
+/// This thread's Python stack, from the innermost call on.
+fn frames(py: Python<'_>) -> impl Iterator<Item = Bound<'_, PyAny>> {
     // SAFETY: attached, as `py` shows. `PyEval_GetFrame` returns a borrowed reference to the running frame, or NULL
     // where no Python code runs.
-    let mut next = unsafe { Bound::from_borrowed_ptr_or_opt(py, ffi::PyEval_GetFrame().cast()) };
-    while let Some(frame) = next.filter(|_| calls.len() < max_frames) {
-        let Some(call) = call(py, &frame) else { break };
-        calls.push(call);
-        // A getter of an exact built-in type, like those in `call`: it runs no Python code.
-        next = frame.getattr(intern!(py, "f_back")).ok().filter(|back| !back.is_none());
-    }
-    calls
+    let first = unsafe { Bound::from_borrowed_ptr_or_opt(py, ffi::PyEval_GetFrame().cast()) };
+    // A getter of an exact built-in type, like those in `call`: it runs no Python code.
+    successors(first, move |frame: &Bound<'_, PyAny>| {
+        frame.getattr(intern!(py, "f_back")).ok().filter(|back| !back.is_none())
+    })
+}
+
+/// The innermost calls of this thread's Python stack.
+fn calls(py: Python<'_>, max_frames: usize) -> Vec<Call<'_>> {
+    frames(py).take(max_frames).map_while(|frame| call(py, &frame)).collect()
 }
 
 fn call<'py>(py: Python<'py>, frame: &Bound<'py, PyAny>) -> Option<Call<'py>> {

@@ -1,0 +1,137 @@
+//! Where a request's code may end with an exception that tells of its limit: what lies around it must not be left half
+//! done.
+//!
+//! Only the request's own code is broken off, and not what enters or leaves a `with` block, whose function may have any
+//! name: the instruction of its caller says it.
+
+use super::asyncio::losing::is_own;
+use super::tracked::{Running, find_running};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+/// CPython's instructions by what they do; `None`: this version has none of that name.
+struct Instructions {
+    before_with: Option<u8>,
+    before_async_with: Option<u8>,
+    with_except_start: Option<u8>,
+    load_special: Option<u8>,
+    load_const: Option<u8>,
+    precall: Option<u8>,
+    call: Option<u8>,
+    call_function_ex: Option<u8>,
+    get_awaitable: Option<u8>,
+    send: Option<u8>,
+}
+
+/// Knows where that is.
+pub(super) struct BreakingOff {
+    instructions: Instructions,
+    /// Our package's: its code, as asyncio's, is nobody's own.
+    folder: String,
+}
+
+/// An instruction and its argument.
+type Step = (Option<u8>, u8);
+
+impl Instructions {
+    fn found(py: Python<'_>) -> PyResult<Self> {
+        let numbers = py.import("opcode")?.getattr("opmap")?.cast_into::<PyDict>()?;
+        let number = |name| numbers.get_item(name)?.map(|number| number.extract()).transpose();
+        Ok(Self {
+            before_with: number("BEFORE_WITH")?,
+            before_async_with: number("BEFORE_ASYNC_WITH")?,
+            with_except_start: number("WITH_EXCEPT_START")?,
+            load_special: number("LOAD_SPECIAL")?,
+            load_const: number("LOAD_CONST")?,
+            precall: number("PRECALL")?,
+            call: number("CALL")?,
+            call_function_ex: number("CALL_FUNCTION_EX")?,
+            get_awaitable: number("GET_AWAITABLE")?,
+            send: number("SEND")?,
+        })
+    }
+
+    /// The instruction that runs, and those before it, the nearest first. Two bytes each, the first one its kind; 0 is
+    /// room for a cache, which belongs to the one before. `PRECALL` is half of a call, in 3.11.
+    fn back_from(&self, code: &[u8], at: usize) -> impl Iterator<Item = Step> {
+        let until = (at + 2).min(code.len());
+        let steps = code[..until].chunks_exact(2).rev().map(|step| (Some(step[0]), step[1]));
+        steps.filter(|&(kind, _)| kind != Some(0) && kind != self.precall)
+    }
+
+    /// Whether the instruction calls what enters or leaves a block: `with`'s own ones, the call with three times the
+    /// same constant, which is None, and the `await` of what `async with` called.
+    fn enters_or_leaves(&self, code: &[u8], at: usize) -> bool {
+        let mut back = self.back_from(code, at);
+        let Some((kind, _)) = back.next() else { return false };
+        if [self.before_with, self.before_async_with, self.with_except_start].contains(&kind) {
+            return true;
+        }
+        if kind == self.call {
+            let [first, second, third] = [back.next(), back.next(), back.next()];
+            let calls_exit = first == second && second == third;
+            return first.is_some_and(|(kind, _)| {
+                kind == self.load_special && kind.is_some() || calls_exit && kind == self.load_const
+            });
+        }
+        // `GET_AWAITABLE`, `LOAD_CONST None`, `SEND`: 1 is what entered, 2 what left.
+        kind == self.send && matches!(back.nth(1), Some((kind, 1 | 2)) if kind == self.get_awaitable)
+    }
+
+    /// Whether the result of a call is awaited next.
+    fn awaits_next(&self, code: &[u8], at: usize) -> bool {
+        let next = code.chunks_exact(2).skip(at / 2 + 1).map(|step| Some(step[0])).find(|&kind| kind != Some(0));
+        next.is_some_and(|kind| kind == self.get_awaitable)
+    }
+
+    fn calls(&self, code: &[u8], at: usize) -> bool {
+        let until = (at + 2).min(code.len());
+        let running = code[..until].chunks_exact(2).rev().map(|step| step[0]).find(|&kind| kind != 0);
+        running.is_some() && [self.call, self.precall, self.call_function_ex].contains(&running)
+    }
+}
+
+impl BreakingOff {
+    /// `folder`: our package's.
+    pub(super) fn prepared(py: Python<'_>, folder: String) -> PyResult<Self> {
+        Ok(Self { instructions: Instructions::found(py)?, folder })
+    }
+
+    /// Whether the code that runs on this thread may end here with an exception. What enters or leaves a block must
+    /// not, nor the standard library's: a lock would stay locked. Nor may what was called and is about to be awaited:
+    /// nobody would wait for the tasks of a group. It may be called inside of an allocation.
+    pub(super) fn is_here(&self, py: Python<'_>) -> bool {
+        self.is_where(py, |_| true)
+    }
+
+    /// Whether the code that runs on this thread neither enters nor leaves a block, whosever it is.
+    pub(super) fn is_within(&self, py: Python<'_>) -> bool {
+        let at_ends = |running: Running<'_>| self.is_at_ends(&running).then_some(());
+        find_running(py, at_ends).is_none()
+    }
+
+    /// As [`is_here`](Self::is_here), and the innermost code is within a call: what is raised as that returns is raised here.
+    pub(super) fn is_in_a_call(&self, py: Python<'_>) -> bool {
+        self.is_where(py, |running| self.instructions.calls(running.code, running.at))
+    }
+
+    fn is_at_ends(&self, running: &Running<'_>) -> bool {
+        const AT_ENDS: [&str; 5] = ["__enter__", "__aenter__", "__exit__", "__aexit__", "__del__"];
+        let name = running.function.rsplit('.').next().unwrap_or(running.function);
+        AT_ENDS.contains(&name) || self.instructions.enters_or_leaves(running.code, running.at)
+    }
+
+    fn is_own(&self, &Running { file, function, code, at }: &Running<'_>) -> bool {
+        !file.starts_with(&self.folder) && is_own(file, function) && !self.instructions.awaits_next(code, at)
+    }
+
+    fn is_where(&self, py: Python<'_>, innermost: impl Fn(&Running<'_>) -> bool) -> bool {
+        let mut is_first = true;
+        let breaks = |running: Running<'_>| {
+            let is_innermost = std::mem::replace(&mut is_first, false);
+            let may = !self.is_at_ends(&running) && (!is_innermost || (self.is_own(&running) && innermost(&running)));
+            (!may).then_some(())
+        };
+        find_running(py, breaks).is_none() && !is_first
+    }
+}

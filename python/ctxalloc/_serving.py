@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from ctxalloc._choices import CHOICES, Choice, Scope, Unmatched, plain, table_of
 from ctxalloc._errors import BudgetExceeded, NoRoom
@@ -48,8 +48,6 @@ REQUEST_KEY: Final = "ctxalloc.request"
 """Where a scope has its Request."""
 
 log = logging.getLogger("ctxalloc")
-
-"""The name of a header (RFC 9110, token)."""
 
 
 class Report(NamedTuple):
@@ -241,6 +239,9 @@ class Served:
     """The client has gone, and ``receive`` or ``send`` has shown it."""
     answered: BaseException | None = None
     """An exception that the framework answers itself, inside of the middleware."""
+    untold: ClassVar[set["Served"]] = set()
+    """Those whose ``on_end`` is still to be called. Whoever removes one calls it: ``remove`` succeeds in one thread.
+    The class has it, since a response may be dropped when the module's names are gone: at the interpreter's end."""
     _began: float
     _before: Before
     _refusal: tuple[BudgetExceeded, ...] | None
@@ -249,7 +250,7 @@ class Served:
         """``on_end`` has to be called for it."""
         self._began = time.perf_counter()
         self._before = Before.of(self.scope)
-        _UNTOLD.add(self)
+        self.untold.add(self)
 
     def close_after(self, error: BaseException | None) -> None:
         """End the request, if it has not ended. What exceptions hold of it has not escaped: their frames are cleared.
@@ -302,7 +303,7 @@ class Served:
 
     def _tell(self, outcome: Outcome, error: BaseException | None, begun: Request, on_end: OnEnd) -> None:
         try:
-            _UNTOLD.remove(self)
+            self.untold.remove(self)
         except KeyError:
             return
         scope, base, route, status = self.scope, self.base, self.route, self.status
@@ -419,17 +420,13 @@ class Serving(Served):
 Step = _ServingStep
 """A stretch of a request's work, with its handler selected: the application's call, or one part of the body."""
 
-_UNTOLD: Final[set[Served]] = set()
-"""Those whose ``on_end`` is still to be called. Whoever removes one calls it: ``remove`` succeeds in one thread."""
-
-
 _UNSETTLED: Final[set[Request]] = set()
 """Those that have ended on a loop that has not looked yet what escaped."""
 
 
 def _tell_at_exit() -> None:
     """End what a program leaves behind at its exit: in a loop in a thread, in a task that nothing frees."""
-    for untold in list(_UNTOLD):
+    for untold in list(Served.untold):
         untold.end("cancelled")
     for unsettled in list(_UNSETTLED):
         unsettled._settle()  # noqa: SLF001 - made for this
@@ -437,7 +434,7 @@ def _tell_at_exit() -> None:
 
 def _forget_the_parents() -> None:
     """In a child of fork."""
-    _UNTOLD.clear()
+    Served.untold.clear()
     _UNSETTLED.clear()
 
 

@@ -30,7 +30,7 @@ pub(crate) fn handler_at(c_struct: NonNull<PyDataMem_Handler>) -> Option<Handler
 /// How much small blocks may exceed a limit once it has refused, so that the refusal can be handled: a sixteenth of it,
 /// and at least so much.
 const MIN_RESERVE_BYTES: usize = 256 << 10;
-/// The same where what enters or leaves a block asks: one sample of a list that grows may stand for all of the other one.
+/// The same where what enters or leaves a block asks: one sample of a list that grows may stand for all of that.
 const MIN_RESERVE_AT_ENDS_BYTES: usize = 1 << 20;
 
 /// Who pays while this request is selected: itself, or the one around it that counts the whole of itself.

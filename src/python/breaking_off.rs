@@ -6,6 +6,7 @@
 
 use super::asyncio::losing::is_own;
 use super::tracked::{Running, find_running};
+use crate::whole::Runs;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -51,18 +52,10 @@ impl Instructions {
         })
     }
 
-    /// The instruction that runs, and those before it, the nearest first. Two bytes each, the first one its kind; 0 is
-    /// room for a cache, which belongs to the one before. `PRECALL` is half of a call, in 3.11.
-    fn back_from(&self, code: &[u8], at: usize) -> impl Iterator<Item = Step> {
-        let until = (at + 2).min(code.len());
-        let steps = code[..until].chunks_exact(2).rev().map(|step| (Some(step[0]), step[1]));
-        steps.filter(|&(kind, _)| kind != Some(0) && kind != self.precall)
-    }
-
     /// Whether the instruction calls what enters or leaves a block: `with`'s own ones, the call with three times the
     /// same constant, which is None, and the `await` of what `async with` called.
     fn enters_or_leaves(&self, code: &[u8], at: usize) -> bool {
-        let mut back = self.back_from(code, at);
+        let mut back = back_from(code, at).filter(|&(kind, _)| kind != self.precall); // half of a call, in 3.11
         let Some((kind, _)) = back.next() else { return false };
         if [self.before_with, self.before_async_with, self.with_except_start].contains(&kind) {
             return true;
@@ -85,10 +78,17 @@ impl Instructions {
     }
 
     fn calls(&self, code: &[u8], at: usize) -> bool {
-        let until = (at + 2).min(code.len());
-        let running = code[..until].chunks_exact(2).rev().map(|step| step[0]).find(|&kind| kind != 0);
+        let running = back_from(code, at).next().and_then(|(kind, _)| kind);
         running.is_some() && [self.call, self.precall, self.call_function_ex].contains(&running)
     }
+}
+
+/// The instruction that runs, and those before it, the nearest first. Two bytes each, the first one its kind; 0 is room
+/// for a cache, which belongs to the one before.
+fn back_from(code: &[u8], at: usize) -> impl Iterator<Item = Step> {
+    let until = (at + 2).min(code.len());
+    let steps = code[..until].chunks_exact(2).rev().map(|step| (Some(step[0]), step[1]));
+    steps.filter(|&(kind, _)| kind != Some(0))
 }
 
 impl BreakingOff {
@@ -97,22 +97,16 @@ impl BreakingOff {
         Ok(Self { instructions: Instructions::found(py)?, folder })
     }
 
-    /// Whether the code that runs on this thread may end here with an exception. What enters or leaves a block must
-    /// not, nor the standard library's: a lock would stay locked. Nor may what was called and is about to be awaited:
-    /// nobody would wait for the tasks of a group. It may be called inside of an allocation.
-    pub(super) fn is_here(&self, py: Python<'_>) -> bool {
-        self.is_where(py, |_| true)
-    }
-
-    /// Whether the code that runs on this thread neither enters nor leaves a block, whosever it is.
-    pub(super) fn is_within(&self, py: Python<'_>) -> bool {
-        let at_ends = |running: Running<'_>| self.is_at_ends(&running).then_some(());
-        find_running(py, at_ends).is_none()
-    }
-
-    /// As [`is_here`](Self::is_here), and the innermost code is within a call: what is raised as that returns is raised here.
-    pub(super) fn is_in_a_call(&self, py: Python<'_>) -> bool {
-        self.is_where(py, |running| self.instructions.calls(running.code, running.at))
+    /// Whose code runs on this thread: its own may end here with an exception. What enters or leaves a block must not,
+    /// nor the standard library's: a lock would stay locked. Nor may what was called and is about to be awaited: nobody
+    /// would wait for the tasks of a group. It may be called inside of an allocation.
+    pub(super) fn runs(&self, py: Python<'_>) -> Runs {
+        let mut innermost = None;
+        let at_ends = |running: Running<'_>| {
+            innermost.get_or_insert_with(|| self.of_one(&running));
+            self.is_at_ends(&running).then_some(Runs::AtEnds)
+        };
+        find_running(py, at_ends).or(innermost).unwrap_or(Runs::Others)
     }
 
     fn is_at_ends(&self, running: &Running<'_>) -> bool {
@@ -121,17 +115,12 @@ impl BreakingOff {
         AT_ENDS.contains(&name) || self.instructions.enters_or_leaves(running.code, running.at)
     }
 
-    fn is_own(&self, &Running { file, function, code, at }: &Running<'_>) -> bool {
-        !file.starts_with(&self.folder) && is_own(file, function) && !self.instructions.awaits_next(code, at)
-    }
-
-    fn is_where(&self, py: Python<'_>, innermost: impl Fn(&Running<'_>) -> bool) -> bool {
-        let mut is_first = true;
-        let breaks = |running: Running<'_>| {
-            let is_innermost = std::mem::replace(&mut is_first, false);
-            let may = !self.is_at_ends(&running) && (!is_innermost || (self.is_own(&running) && innermost(&running)));
-            (!may).then_some(())
-        };
-        find_running(py, breaks).is_none() && !is_first
+    /// Whose code a call is, whatever is around it.
+    fn of_one(&self, &Running { file, function, code, at }: &Running<'_>) -> Runs {
+        if !file.starts_with(&self.folder) && is_own(file, function) && !self.instructions.awaits_next(code, at) {
+            Runs::Own { is_in_a_call: self.instructions.calls(code, at) }
+        } else {
+            Runs::Others
+        }
     }
 }

@@ -20,7 +20,7 @@ use crate::handler::Handler;
 use crate::handler::requests::{Payer, RequestHandle, payer_of};
 use crate::sync::Made;
 use crate::whole::{NOT_RAISING, NOTED, OWED, RAISED, RAISING as IS_RAISING, REFUSES};
-use crate::whole::{Python as Loop, Thread, extent, handler_of, is_called_outside_of, word_of};
+use crate::whole::{Python as Loop, Runs, Thread, extent, handler_of, is_called_outside_of, word_of};
 use pyo3::exceptions::PyMemoryError;
 use pyo3::ffi;
 use pyo3::intern;
@@ -159,18 +159,18 @@ impl Raising {
     }
 }
 
-/// Whether the request which is selected by this handler is told of a small block as soon as its code on this thread
-/// goes on.
-pub(super) fn tells_soon(_: &Thread, _: Handler) -> bool {
+/// Whether the request that is selected on this thread is told of a small block as soon as its code goes on.
+pub(super) fn tells_soon() -> bool {
     RAISING.get().is_some_and(Raising::pends)
 }
 
-/// Whether the code that runs on this thread may be refused a block: a small one where it is the request's own, another
-/// one, of which the standard library's functions may be made too, where it neither enters nor leaves a block.
-pub(super) fn may_refuse(is_small: bool) -> bool {
-    let (Some(raising), Some(py)) = (RAISING.get(), attached::here()) else { return true };
-    let _pending = SetAside::new(py);
-    if is_small { raising.breaking_off.is_here(py) } else { raising.breaking_off.is_within(py) }
+/// Whose code runs on this thread. Where nobody knows, all is refused.
+pub(super) fn runs() -> Runs {
+    let here = RAISING.get().zip(attached::here());
+    here.map_or(Runs::Own { is_in_a_call: false }, |(raising, py)| {
+        let _pending = SetAside::new(py);
+        raising.breaking_off.runs(py)
+    })
 }
 
 /// Whether an exception may be set for the code that runs on this thread. Where that is an event loop's it would meet
@@ -224,11 +224,7 @@ fn set(raising: &Raising, thread: &mut Thread, state: u32) {
     if thread.guard == 0 || !(raising.is_attached)() || !is_called_outside_of(raising.python, &raising.locked) {
         return;
     }
-    let is_in_a_call = attached::here().is_some_and(|py| {
-        let _pending = SetAside::new(py);
-        raising.breaking_off.is_in_a_call(py)
-    });
-    if !is_in_a_call {
+    if runs() != (Runs::Own { is_in_a_call: true }) {
         return;
     }
     thread.raising = state;
@@ -256,7 +252,7 @@ fn told(py: Python<'_>) -> c_int {
         return 0;
     };
     become_(IS_RAISING); // what is made from here on is not refused
-    if !raising.breaking_off.is_here(py) {
+    if !matches!(raising.breaking_off.runs(py), Runs::Own { .. }) {
         become_(OWED);
         own(Thread::look_soon); // with the next block, which may be its own code's
         return 0;

@@ -248,8 +248,8 @@ fn begin(py: Python<'_>) -> Result<(), Why> {
     overdraft::prepare(py, python, is_attached, selected)?;
     let profile = Profile { made: placed::made, freed: placed::freed, resized: placed::resized };
     let (overdrawn, tells_soon, owes) = (overdraft::overdrawn, overdraft::tells_soon, overdraft::raise);
-    let may_refuse = overdraft::may_refuse;
-    let binding = Binding { selected, overdrawn, tells_soon, may_refuse, owes, remembers, python, loses_work, profile };
+    let runs = overdraft::runs;
+    let binding = Binding { selected, overdrawn, tells_soon, runs, owes, remembers, python, loses_work, profile };
     attach(&preloaded.library, binding)?;
     if let Some(domains) = domains {
         domains.hook(py, &preloaded.library);

@@ -27,12 +27,11 @@ pub(crate) struct Binding {
     /// Called when this thread was given a block beyond a limit of this request's: a small one, or any other.
     /// As `selected`.
     pub(crate) overdrawn: fn(&mut Thread, Payer, bool),
-    /// Whether the request that is selected on this thread, by this handler, is told of a small one in its own code,
-    /// as soon as that goes on. As `selected`.
-    pub(crate) tells_soon: fn(&Thread, Handler) -> bool,
-    /// Whether the code that runs on this thread may be refused a block, a small one or another: where nothing stays
-    /// half done. As `selected`, but it may allocate.
-    pub(crate) may_refuse: fn(bool) -> bool,
+    /// Whether the request that is selected on this thread is told of a small one in its own code, as soon as that goes
+    /// on. As `selected`.
+    pub(crate) tells_soon: fn() -> bool,
+    /// Whose code runs on this thread. As `selected`, but it may allocate.
+    pub(crate) runs: fn() -> Runs,
     /// Called while this thread owes what `overdrawn` could not set ([`OWED`]). As `selected`.
     pub(crate) owes: fn(&mut Thread),
     /// Whether `selected` has to be asked now and then, and not only when a block is to be charged: it may know only
@@ -44,6 +43,17 @@ pub(crate) struct Binding {
     /// but it may allocate.
     pub(crate) loses_work: fn() -> bool,
     pub(crate) profile: Profile,
+}
+
+/// Whose code runs on a thread, for what a refusal would leave half done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Runs {
+    /// The request's own, which may be refused all; whether within a call.
+    Own { is_in_a_call: bool },
+    /// Others', as the standard library's: a small block is not refused to it.
+    Others,
+    /// What enters or leaves a block: refused, it would leave a lock locked.
+    AtEnds,
 }
 
 /// Who is told of each charged block while [`profile`] says so. They allocate what is nobody's only, and wait for no
@@ -255,13 +265,17 @@ impl Decider {
         if matches!(charged, Charged::Refused) {
             let beyond = match answer() {
                 // CPython does not survive each NULL in its loop, and there somebody's work may be lost.
-                Answer::RefusePython if self.is_at_ends() => Beyond::ToldAtEnds,
-                Answer::RefusePython if is_small && self.waits(thread.0, handler) => Beyond::ToldInReserve,
-                Answer::RefusePython if is_small => {
-                    tell_by_null(handler); // where its own code asks
-                    return told_by_null(thread.0);
-                }
-                Answer::Refuse | Answer::RefusePython => return told_by_null(thread.0),
+                Answer::RefusePython => match (self.binding.runs)() {
+                    Runs::AtEnds => Beyond::ToldAtEnds,
+                    runs if is_small && self.waits(runs) => Beyond::ToldInReserve,
+                    _ => {
+                        if is_small {
+                            tell_by_null(handler); // where its own code asks
+                        }
+                        return told_by_null(thread.0);
+                    }
+                },
+                Answer::Refuse => return told_by_null(thread.0),
                 Answer::Grant => Beyond::Told,
                 Answer::Pass => {
                     nobodys::add(bytes, self.binding.python);
@@ -310,7 +324,7 @@ impl Decider {
             thread.raising = NOT_RAISING; // others run, or somebody told it
             return false;
         };
-        if matches!(answer(), Answer::RefusePython) && (self.binding.may_refuse)(true) {
+        if matches!(answer(), Answer::RefusePython) && matches!((self.binding.runs)(), Runs::Own { .. }) {
             thread.raising = NOT_RAISING;
             tell_by_null(handler);
             return true;
@@ -318,20 +332,15 @@ impl Decider {
         false
     }
 
-    /// Whether what enters or leaves a block asks for memory: refused, it would leave a lock locked.
-    pub(super) fn is_at_ends(&self) -> bool {
-        !(self.binding.may_refuse)(false)
-    }
-
-    /// Whether a small block that Python asks for is rather granted than refused: the request that is selected by this
-    /// handler is told soon, or nobody could be told where the code is.
-    pub(super) fn waits(&self, thread: &Thread, handler: Handler) -> bool {
-        (self.binding.tells_soon)(thread, handler) || !(self.binding.may_refuse)(true)
+    /// Whether a small block that Python asks for is rather granted than refused where this code runs: the request that
+    /// is selected is told soon, or nobody could be told.
+    pub(super) fn waits(&self, runs: Runs) -> bool {
+        runs == Runs::Others || (self.binding.tells_soon)()
     }
 
     pub(super) fn overdrawn(&self, thread: &mut Thread, payer: Payer, is_small: bool) {
         (self.binding.overdrawn)(thread, payer, is_small);
-        let is_told = || handler_of(thread.account).is_some_and(|own| (self.binding.tells_soon)(thread, own));
+        let is_told = || handler_of(thread.account).is_some() && (self.binding.tells_soon)();
         if matches!(thread.raising, NOT_RAISING | RAISED | REFUSES) && !is_told() {
             thread.raising = REFUSES;
         }

@@ -25,7 +25,7 @@ mod sampling;
 mod shared;
 mod walk;
 
-pub(crate) use decide::{Binding, Profile, profile};
+pub(crate) use decide::{Binding, Profile, Runs, profile};
 pub(crate) use nobodys::by_group;
 pub(crate) use shared::{Allocator, Attach, AttachArrow, GetThread, Hook, Kind, Library, Thread};
 pub(crate) use shared::{NOT_RAISING, NOTED, OWED, RAISED, RAISING, REFUSES, handler_of, word_of};

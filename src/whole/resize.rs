@@ -1,7 +1,7 @@
 //! The decision about a block that is resized: who pays for what it grows by, and whose it is where its request has
 //! ended. The decision about a new one: `decide`.
 
-use super::decide::{DECIDER, Decider, answer_to_arrow, busy, die, is_profiled, told_by_null};
+use super::decide::{DECIDER, Decider, Runs, answer_to_arrow, busy, die, is_profiled, told_by_null};
 use super::place::Record;
 use super::range;
 use super::sampling::{EXACT_FROM, counted, weight_of_sample};
@@ -113,10 +113,13 @@ impl Decider {
         let is_in_reserve = is_sample && payer.is_in_reserve(more_bytes, false);
         // SAFETY: the block is charged with `before`.
         if !unsafe { payer.reweigh(before, after, is_in_reserve.then_some(Force::Undo)) } {
-            let waits = || handler_of(thread.0.account).is_some_and(|own| self.waits(thread.0, own));
+            let waits = |runs| is_sample && handler_of(thread.0.account).is_some() && self.waits(runs);
             let is_told_soon = match answer() {
-                Answer::RefusePython if self.is_at_ends() && payer.is_in_reserve(more_bytes, true) => true,
-                Answer::RefusePython if is_sample && waits() && payer.is_in_reserve(more_bytes, false) => true,
+                Answer::RefusePython => match (self.binding.runs)() {
+                    Runs::AtEnds if payer.is_in_reserve(more_bytes, true) => true,
+                    runs if waits(runs) && payer.is_in_reserve(more_bytes, false) => true,
+                    _ => return told_by_null(thread.0),
+                },
                 answer if answer.refuses() => return told_by_null(thread.0),
                 _ => false,
             };

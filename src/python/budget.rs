@@ -98,8 +98,9 @@ impl PyBudget {
     /// Adds a function that can give memory back: that drops a cache, or writes a frame to a file. When this budget, or
     /// one above it, is full and a request begins to wait for room or is refused memory, the functions of the full
     /// budget and of all below it are called, one after the other, the lowest ``order`` first, until enough came back.
-    /// They are given the number of bytes that are still missing. A budget that uses no more than its guarantee is not
-    /// asked for others. Returns a Reclaimer, whose ``remove()`` takes it out again::
+    /// They are given the number of bytes that are still missing, and are called again every second while somebody
+    /// waits. A budget that uses no more than its guarantee, or nothing, is not asked for others. Returns a Reclaimer,
+    /// whose ``remove()`` takes it out again::
     ///
     ///     >>> reclaimer = budget.add_reclaimer(lambda wanted_bytes: cache.clear(), order=1)
     ///
@@ -107,7 +108,8 @@ impl PyBudget {
     /// allocation that is refused has them called for the next one; who must not be refused reserves
     /// (``request(reserve_bytes=...)``) and waits. What one raises goes to ``sys.unraisablehook``; a RuntimeWarning
     /// tells once that nothing came back. It must not wait for room itself (NoRoom). It stays until it is removed or
-    /// the budget is gone, so it should not refer to this Budget.
+    /// the budget is gone, so it should not refer to this Budget. The program's end waits for one that runs, ten
+    /// seconds at most.
     #[pyo3(signature = (call, /, *, order = None))]
     fn add_reclaimer(&self, call: &Bound<'_, PyAny>, order: Option<&Bound<'_, PyAny>>) -> PyResult<PyReclaimer> {
         reclaimers::add(&self.budget, call, order)
@@ -125,8 +127,9 @@ impl PyBudget {
     /// After how many seconds in which somebody has waited for room of this budget a request is chosen to give way, and
     /// again, at least 0.1 s, until the next one; None for never. It is the one that has most of this budget beyond
     /// what it reserved and what budgets below are guaranteed, if that is more than is waited for. Its next allocation
-    /// raises BudgetExceeded, whose ``chosen_for`` says for whom, unless room came before.
-    /// ``request(cancel_if_chosen=True)`` cancels its task too.
+    /// of more than 1 KiB raises BudgetExceeded, whose ``chosen_for`` says for whom, unless room came before.
+    /// ``request(cancel_if_chosen=True)`` cancels its task too. What it held comes back when its arrays are gone: an
+    /// exception that is kept keeps the frames that it came through.
     #[getter]
     fn victims_after(&self) -> Option<f64> {
         self.budget.victims_after().map(|after| after.as_secs_f64())
@@ -158,7 +161,9 @@ impl PyBudget {
     /// minus the resident memory of the process that is in no pool of ctxalloc. It is read again, every 250 ms while
     /// something is charged to it or waits for it, and every 5 s else. Where the group goes above its ``memory.high``,
     /// or tasks of it wait for memory for more than 3.5 % of the time (PSI), pools give their unused memory back. Where
-    /// several workers serve in one group, give each its ``share``::
+    /// several workers serve in one group, give each its ``share``. What is charged and is in no pool
+    /// (``strategies.System``, objects of a ``whole`` request) is taken off too, which errs on the safe side. Called
+    /// before any pool has handed out memory, it has pools keep an eighth of this memory warm, not of the machine's::
     ///
     ///     >>> process = ctxalloc.Budget.process("auto", share=0.2)
     ///     >>> tenant = ctxalloc.Budget(64 * ctxalloc.MiB, parent=process, name="tenant")

@@ -14,13 +14,16 @@ use pyo3::prelude::*;
 ///     (800008, 1, 8)
 ///
 /// ``limit_bytes``: the most bytes that may be alive at one time. ``strategy``: where its blocks come from, instead of
-/// the process's pool. ``name``: for messages. ``budget``: a Budget that is charged too. A request inside of another
-/// one is charged to that one as well, unless it is a root (``root=True``), as the requests that a server begins should
-/// be. Its arrays may outlive it for any length of time, and stay charged to it until they are freed.
+/// the process's pool. It sees each with 8 more bytes in front (rounded up to its alignment), which a Budgeted charges
+/// too, and should be no other handler's: a Tracked would show shifted addresses. ``name``: for messages. ``budget``: a
+/// Budget that is charged too. A request inside of another one is charged to that one as well, unless it is a root
+/// (``root=True``), as the requests that a server begins should be. Its arrays may outlive it for any length of time,
+/// and stay charged to it until they are freed.
 ///
 /// ``after_end``: what happens to arrays that are made under it after its end, by tasks that continue: ``"charge"``
 /// counts and limits them as before, ``"refuse"`` raises MemoryError, ``"detach"`` neither counts nor limits them,
-/// unless the request is inside of one that is open: then they are charged and limited as before.
+/// unless the request is inside of one that is open: then they are charged and limited as before. Arrays that were made
+/// before stay charged, also when they grow; so does what is no array of a ``whole`` request.
 ///
 /// Arrays of up to 1 KiB may exceed each limit by up to 64 KiB in all, those of up to 32 bytes by 1 MiB
 /// (``stats.overdraft_bytes`` tells how far they do), because NumPy crashes if some of its scalars are refused. The
@@ -34,8 +37,10 @@ use pyo3::prelude::*;
 /// (RuntimeError where that runs an event loop). NoRoom: it does not wait, or not longer. Its arrays come out of what
 /// is reserved first; it may use more while the budgets have room. Inside of another request it reserves from that
 /// one's reservation, and does not wait. ``reserve_bytes="auto"`` is what requests of its name needed lately: of their
-/// last hundred peaks or so what was enough for 95 %, times 1.2; ``limit_bytes``, which it needs then, is the most, and
-/// is reserved until ten of them have ended. ``max_waiting``: how many of its name may wait at one time.
+/// last hundred peaks or so what was enough for 95 %, times 1.2, and at least 64 KiB; one that was refused memory
+/// counts with its limit. ``limit_bytes``, which it needs then, is the most, and is reserved until ten of them have
+/// ended, or the limit of a budget above if that is smaller. ``max_waiting``: how many of its name may wait at one
+/// time.
 ///
 /// ``whole=True``: count and limit native memory and Python objects beside arrays, all in one sum (``stats.whole`` has
 /// the parts). RuntimeError: its library is not preloaded, or cannot be; docs/whole.md.

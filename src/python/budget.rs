@@ -286,9 +286,9 @@ impl PyBudget {
         Ok(())
     }
 
-    /// Whether more requests should be sent here. No from when 95 % of its limit are in use or reserved, or half as
-    /// many wait as may; yes again from when at most 80 % are and nobody waits. Between the two it is what it was when
-    /// somebody asked last.
+    /// Whether more requests should be sent here. No from when 95 % of its limit are in use or reserved by requests, or
+    /// half as many wait as may; yes again from when at most 80 % are and nobody waits. Between the two it is what it
+    /// was when somebody asked last. What is guaranteed to budgets below and not in use does not count.
     #[getter]
     fn is_ready(&self) -> bool {
         self.budget.is_ready()

@@ -32,6 +32,58 @@
 //! # }
 //! ```
 //!
+//! # hyper
+//!
+//! It takes tower's services by `TowerToHyperService`:
+//!
+//! ```
+//! use ctxalloc::{Buffer, Error, tower::RequestLayer};
+//! use http::{Request, Response};
+//! use http_body_util::Full;
+//! use hyper::body::{Bytes, Incoming};
+//! use hyper_util::{rt::TokioIo, service::TowerToHyperService};
+//! use tower::ServiceBuilder;
+//!
+//! async fn answer(_: Request<Incoming>) -> Result<Response<Full<Bytes>>, Error> {
+//!     let pixels = Buffer::zeroed(1000)?;
+//!     Ok(Response::new(Full::new(Bytes::copy_from_slice(&pixels))))
+//! }
+//!
+//! async fn serve(stream: tokio::net::TcpStream) -> hyper::Result<()> {
+//!     let service = ServiceBuilder::new().layer(RequestLayer::new().limit_bytes(1 << 20)).service_fn(answer);
+//!     let connection = hyper::server::conn::http1::Builder::new();
+//!     connection.serve_connection(TokioIo::new(stream), TowerToHyperService::new(service)).await
+//! }
+//! # let _ = serve;
+//! ```
+//!
+//! # tonic
+//!
+//! It takes the layer as it is. Where a method returns INTERNAL or UNKNOWN, and nothing was allocated since a refusal,
+//! the layer answers RESOURCE_EXHAUSTED for it:
+//!
+//! ```no_run
+//! use ctxalloc::{Buffer, tower::RequestLayer};
+//! use tonic::{Request, Response, Status, service::Routes, transport::Server};
+//!
+//! async fn thumbnail(request: Request<u32>) -> Result<Response<Vec<u8>>, Status> {
+//!     let refused = |error: ctxalloc::Error| Status::resource_exhausted(error.to_string());
+//!     let pixels = Buffer::zeroed(request.into_inner() as usize).map_err(refused)?;
+//!     Ok(Response::new(pixels.to_vec()))
+//! }
+//!
+//! # #[tokio::main]
+//! # async fn main() -> Result<(), tonic::transport::Error> {
+//! # let _ = thumbnail;
+//! # let routes = Routes::default(); // your services: Routes::new(ThumbnailsServer::new(..))
+//! Server::builder()
+//!     .layer(RequestLayer::new().limit_bytes(1 << 20))
+//!     .add_routes(routes)
+//!     .serve("127.0.0.1:50051".parse().expect("an address"))
+//!     .await
+//! # }
+//! ```
+//!
 //! The files from the bottom up: `problem` says how a refusal is answered, `serving` is one request from its
 //! beginning to its one end, `body` and `future` carry it, `layer` is what services are given, and `waiting` one
 //! whose requests wait for room first.

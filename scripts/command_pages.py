@@ -3,7 +3,7 @@
     python scripts/command_pages.py write|check
 
 They are in python/installed, as the wheel has them: pip puts them below the environment's ``share``, where ``man`` and
-bash-completion look for what belongs to a command on PATH.
+bash-completion 2.12 look for what belongs to a command on PATH.
 """
 
 import argparse

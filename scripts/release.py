@@ -1,7 +1,7 @@
 """Whether this version can be released.
 
-It is the same everywhere, the changelog has a dated section for it, and its number says what it breaks: what of
-``tests/api`` is gone since the last release, which a tag names.
+It is the same everywhere, the changelog has a dated section for it, no guide says that it is not released, and its
+number says what it breaks: what of ``tests/api`` is gone since the last release, which a tag names.
 """
 
 import datetime as dt
@@ -37,6 +37,7 @@ def problems(version: str) -> Iterator[str]:
         if package["name"] == "ctxalloc" and package["version"] != version:
             yield f"Cargo.lock has ctxalloc {package['version']}, not {version}: run cargo check"
     yield from _changelog(version)
+    yield from _guides()
     yield from _semver(version)
     if changed := _git("status", "--porcelain"):
         yield f"the tree has changes that are not committed: {json.dumps(changed.splitlines()[:5])}"
@@ -55,6 +56,15 @@ def _changelog(version: str) -> Iterator[str]:
         return
     if date > dt.datetime.now(dt.UTC).date():
         yield f"CHANGELOG.md dates {version} {dated[1]}, which is in the future"
+
+
+def _guides() -> Iterator[str]:
+    """Sentences that are wrong once it is uploaded, and would be what its page on an index says."""
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            if not_released := re.search(r"\bunreleased\b|\bon no registry yet|\bnot on a package index yet", line):
+                where = f"{path.relative_to(ROOT)}:{number}"
+                yield f"{where} says '{not_released[0]}': say what a reader does once it is released"
 
 
 def _semver(version: str) -> Iterator[str]:

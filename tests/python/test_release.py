@@ -1,4 +1,4 @@
-"""`make release-check` refuses a version whose number does not say what it breaks."""
+"""`make release-check` refuses a version whose number hides what it breaks, and guides that call it unreleased."""
 
 import datetime as dt
 import os
@@ -21,8 +21,9 @@ class Project:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        for folder in ("scripts", "tests/api", "examples/extension"):
+        for folder in ("scripts", "tests/api", "examples/extension", "docs"):
             (root / folder).mkdir(parents=True)
+        self.says("README.md", "0.1.0 is stable. Other registries have no such thing yet.")
         shutil.copy(SCRIPT, root / "scripts")
         self._git("init", "--quiet")
 
@@ -30,6 +31,9 @@ class Project:
         who = {f"GIT_{role}_{what}": "a@b" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
         assert GIT is not None
         subprocess.run([GIT, *arguments], cwd=self.root, env={**os.environ, **who}, check=True, timeout=60)
+
+    def says(self, guide: str, text: str) -> None:
+        (self.root / guide).write_text(text + "\n")
 
     def is_at(self, version: str, *names: str) -> None:
         """Commits this version, whose public names are these."""
@@ -84,3 +88,22 @@ def test_a_first_release_breaks_nothing(tmp_path: Path) -> None:
     assert project.check("0.1.0") == ""
     (tmp_path / "Cargo.lock").write_text('[[package]]\nname = "ctxalloc"\nversion = "0.0.9"\n')
     assert "Cargo.lock has ctxalloc 0.0.9" in project.check("0.1.0")
+
+
+@needs_git
+@pytest.mark.parametrize(
+    ("guide", "text"),
+    [
+        ("README.md", "0.1.0, unreleased; the interface may still change."),
+        ("README.md", "It is not on a package index yet."),
+        ("docs/rust.md", "It is on no registry yet:"),
+    ],
+)
+def test_no_guide_says_that_a_release_is_none(tmp_path: Path, guide: str, text: str) -> None:
+    project = Project(tmp_path)
+    project.says(guide, "# A guide\n\n" + text)
+    project.is_at("0.1.0")
+    assert f"{guide}:3 says" in project.check("0.1.0")
+    project.says(guide, "# A guide")
+    project.is_at("0.1.0")
+    assert project.check("0.1.0") == ""

@@ -1,6 +1,6 @@
 # What strangers see: the site, the release and what is promised to stay. Included by the Makefile.
 
-.PHONY: site site-environment lint-workflows release-check release-versions licences test-api test-api-python test-api-rust api
+.PHONY: site site-environment lint-workflows release-check release-nightly release-versions licences test-api test-api-python test-api-rust api
 SITE := .venv-site
 PUBLIC_API := target/release-tools/bin/cargo-public-api
 site_python := PYTHONPATH=$(CURDIR)/python:$(CURDIR)/scripts/site $(SITE)/bin/python
@@ -48,7 +48,7 @@ lint-workflows: $(DONE)/site ## the workflows and the issue forms: their schemas
 	$(SITE)/bin/check-jsonschema --builtin-schema vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
 	$(SITE)/bin/zizmor --offline --persona pedantic .github
 
-release-versions: $(DONE)/venv ## versions agree everywhere, and the changelog has a dated section for this one
+release-versions: $(DONE)/venv ## versions agree everywhere, the changelog has a dated section for this one, and no guide calls it unreleased
 	$(PY) scripts/release.py $(VERSION)
 
 licences: target/release-tools/bin/cargo-deny ## licences, advisories' sources and doubles of the dependencies
@@ -57,6 +57,11 @@ licences: target/release-tools/bin/cargo-deny ## licences, advisories' sources a
 target/release-tools/bin/cargo-deny:
 	$(CARGO) install --quiet --locked --root target/release-tools cargo-deny@0.20.2
 
+# Elsewhere what needs it is skipped; a release whose public surface nobody looked at is none.
+release-nightly:
+	@[ -n "$(NIGHTLY)" ] || { echo 'error: a release needs a nightly toolchain, for the public names of the crate:' \
+		'rustup toolchain install nightly' >&2; exit 1; }
+
 # All of a release but the upload; .github/workflows/release.yml does the same and then uploads.
-release-check: release-versions lint-workflows licences test-api package site wheels-all ## all of a release but the upload
+release-check: release-nightly release-versions lint-workflows licences test-api package site wheels-all ## all of a release but the upload
 	@echo "release-check: $(VERSION) can be released; the wheels are in $(WHEELS_ALL)"

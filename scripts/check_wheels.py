@@ -23,6 +23,8 @@ ARM_PYTHON = ARM / "usr" / "bin" / "python3.11"
 ARM_MUSL_LOADER = ARM / "lib" / "ld-musl-aarch64.so.1"
 MUSL_PYTHON = ROOT / "target" / "pythons" / "musl" / "bin" / "python3.13"
 EMULATOR = Path("/proc/sys/fs/binfmt_misc/qemu-aarch64")
+# Which target makes it, or says what to install for it.
+MADE_BY = {EMULATOR: "aarch64-tools"}
 
 PINNED = (ROOT / "requirements" / "numpy.txt").read_text().splitlines()
 NUMPY = next(line for line in PINNED if line.startswith("numpy"))
@@ -46,7 +48,8 @@ def need(*paths: Path) -> None:
     """Raise `MissingHereError` for the first that is missing."""
     for path in paths:
         if not path.exists():
-            raise MissingHereError(f"{path} is not here")
+            made_by = MADE_BY.get(path, "wheel-pythons")
+            raise MissingHereError(f"{path} is not here, and `make {made_by}` says why")
 
 
 def try_installed(package: Path, folder: Path) -> str:

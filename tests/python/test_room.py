@@ -50,7 +50,8 @@ def test_arrays_come_out_of_what_is_reserved_and_the_rest_goes_back():
     assert is_as_new(budget)
 
 
-def test_tasks_wait_in_line_and_are_woken():
+@pytest.mark.parametrize("size", [300, 501])
+def test_tasks_wait_in_line_and_are_woken(size):
     budget = ctxalloc.Budget(1000, name="b")
     order = []
 
@@ -63,13 +64,15 @@ def test_tasks_wait_in_line_and_are_woken():
 
     async def main():
         async with wanting(budget, 1000):
-            tasks = [asyncio.create_task(work(number, 300 + number)) for number in range(20)]
+            tasks = [asyncio.create_task(work(number, size + number)) for number in range(20)]
             await until_soon(lambda: budget.waiting == 20)
             assert order == []
         await asyncio.wait_for(asyncio.gather(*tasks), 20)
 
     asyncio.run(main())
-    assert order == list(range(20))
+    # Of those that have room at the same time, each woken by whoever gave it room, any may run first.
+    has_room_alone = 2 * size > 1000
+    assert (order if has_room_alone else sorted(order)) == list(range(20))
     assert is_as_new(budget)
 
 

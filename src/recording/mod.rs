@@ -44,6 +44,7 @@ pub(crate) use recorder::stop_any;
 pub use recorder::{Recorder, record};
 #[cfg(any(test, feature = "python", ctxalloc_fuzz))]
 pub(crate) use room::{Full, Room};
+pub(crate) use threads::MAIN;
 
 use crate::error::Error;
 use join::{Joined, Place};

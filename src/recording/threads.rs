@@ -1,8 +1,10 @@
 //! The numbers of the threads of which a recording has events, and the ends of those threads.
 
 use super::recorder::at_work;
+use crate::os;
 use crate::unattributed::unattributed;
 use std::cell::Cell;
+use std::process;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 thread_local! {
@@ -27,12 +29,20 @@ impl Drop for Leaver {
     }
 }
 
+/// The number of a process's main thread, on Linux: glibc's heap serves it in other ways than all others.
+pub(crate) const MAIN: u32 = 1;
+
+fn is_main() -> bool {
+    cfg!(target_os = "linux") && os::thread_number() == process::id()
+}
+
 /// This thread's number, for an event of this recording.
 #[inline]
 pub(super) fn this_thread(session: u32) -> u32 {
-    static THREADS: AtomicU32 = AtomicU32::new(0);
+    static THREADS: AtomicU32 = AtomicU32::new(MAIN);
     if THREAD.get() == 0 {
-        THREAD.set(THREADS.fetch_add(1, Ordering::Relaxed).wrapping_add(1));
+        let number = if is_main() { MAIN } else { THREADS.fetch_add(1, Ordering::Relaxed).wrapping_add(1) };
+        THREAD.set(number);
         let _ = LEAVER.try_with(|_| ());
     }
     SESSION.set(session);

@@ -61,6 +61,9 @@ pub struct Plan {
     pub(super) lanes: Vec<Lane>,
     /// The beginnings of lanes, and ends, in their order. A lane that has no end here ends last.
     pub(super) turns: Vec<Turn>,
+    /// The lane of the recorded main thread, which is replayed on the thread that replays: `malloc` gives memory of the
+    /// main thread back to the system, and that of other threads hardly ever.
+    pub(super) main: Option<u32>,
     pub(super) requests: Vec<Planned>,
     /// As the recording has them.
     pub(super) names: Vec<String>,

@@ -12,7 +12,7 @@ use crate::memory::Block;
 use crate::recording::Sums;
 use crate::request::{ExternalCharge, Request, Stats, request};
 use std::collections::HashMap;
-use std::panic::resume_unwind;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Scope, ScopedJoinHandle};
@@ -57,28 +57,28 @@ pub fn replay(plan: &Plan, choice: &Choice) -> Result<Replayed, Error> {
 /// As [`replay`].
 pub fn replay_routes(plan: &Plan, choice: &Choice, routes: &HashMap<String, Choice>) -> Result<Replayed, Error> {
     let stage = Stage::new(plan, choice, routes);
-    let gate = Progress::default();
+    let (gate, main_begins) = (Progress::default(), Progress::default());
     let (before, resident) = thread::scope(|threads| {
-        let mut running: Vec<_> = plan.lanes.iter().map(|_| None).collect();
-        // In the recorded order: whatever a thread waits for before its end is the work of threads that began before.
-        let mut take = |turns: &[Turn]| {
-            for &Turn { lane, is_end } in turns {
-                let lane = lane as usize;
-                if !is_end {
-                    running[lane] = stage.start(threads, &gate, lane);
-                } else if let Some(Err(panicked)) = running[lane].take().map(ScopedJoinHandle::join) {
-                    resume_unwind(panicked);
-                }
+        let Some(main) = plan.main else { return stage.direct(threads, &gate, &main_begins) };
+        let director = thread::Builder::new().name("ctxalloc-replay".into()).stack_size(STACK_BYTES);
+        let director = director.spawn_scoped(threads, || {
+            let directed = catch_unwind(AssertUnwindSafe(|| stage.direct(threads, &gate, &main_begins)));
+            main_begins.publish(1); // whatever happened: the main thread waits
+            gate.publish(1);
+            directed.unwrap_or_else(|panicked| resume_unwind(panicked))
+        });
+        match director {
+            Ok(director) => {
+                main_begins.wait(1);
+                gate.wait(1);
+                stage.run(main as usize);
+                director.join().unwrap_or_else(|panicked| resume_unwind(panicked))
             }
-        };
-        let first_end = plan.turns.iter().position(|turn| turn.is_end).unwrap_or(plan.turns.len());
-        let (first, others) = plan.turns.split_at(first_end);
-        take(first);
-        let resident = forget_peak().then(resident_bytes).flatten();
-        let before = Moment::now();
-        gate.publish(1);
-        take(others);
-        (before, resident)
+            Err(error) => {
+                stage.fail(&format!("a thread could not be started: {error}"));
+                (Moment::now(), None)
+            }
+        }
     });
     let after = Moment::now();
     let (peak, left) = (peak_resident_bytes(), resident_bytes());
@@ -159,6 +159,42 @@ impl<'a> Stage<'a> {
     fn fail(&self, what: &str) {
         lock(&self.failure).get_or_insert_with(|| what.to_owned());
         self.has_failed.store(true, Ordering::Relaxed);
+    }
+
+    /// Begins the threads and awaits their ends, in the recorded order: whatever a thread waits for before its end is
+    /// the work of threads that began before. Returns the moment at which the gate was opened, and the resident memory
+    /// then. `main_begins` when the plan's main thread does, on which others than this one run.
+    fn direct<'scope>(
+        &'scope self,
+        threads: &'scope Scope<'scope, '_>,
+        gate: &'scope Progress,
+        main_begins: &Progress,
+    ) -> (Moment, Option<u64>) {
+        let mut running: Vec<_> = self.plan.lanes.iter().map(|_| None).collect();
+        let mut take = |turns: &[Turn]| {
+            for &Turn { lane, is_end } in turns {
+                let is_main = self.plan.main == Some(lane);
+                let lane = lane as usize;
+                match is_end {
+                    false if is_main => main_begins.publish(1),
+                    false => running[lane] = self.start(threads, gate, lane),
+                    true if is_main => self.progress[lane].wait(u64::MAX),
+                    true => {
+                        if let Some(Err(panicked)) = running[lane].take().map(ScopedJoinHandle::join) {
+                            resume_unwind(panicked);
+                        }
+                    }
+                }
+            }
+        };
+        let first_end = self.plan.turns.iter().position(|turn| turn.is_end).unwrap_or(self.plan.turns.len());
+        let (first, others) = self.plan.turns.split_at(first_end);
+        take(first);
+        let resident = forget_peak().then(resident_bytes).flatten();
+        let before = Moment::now();
+        gate.publish(1);
+        take(others);
+        (before, resident)
     }
 
     /// Starts one of the threads, which waits until the gate is open.

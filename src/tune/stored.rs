@@ -14,7 +14,7 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"ctxplan4");
+const MAGIC: u64 = u64::from_le_bytes(*b"ctxplan5");
 
 impl Plan {
     /// Writes it to a file, for [`read`](Self::read) in another process.
@@ -59,6 +59,7 @@ impl Plan {
         }
         words.put(self.turns.len())?;
         self.turns.iter().try_for_each(|turn| words.pair(turn.lane, u32::from(turn.is_end)))?;
+        words.put(self.main.map_or(0, |lane| lane as usize + 1))?;
         words.put(self.blocks)?;
         words.number(self.middle)
     }
@@ -167,10 +168,12 @@ impl Rest<'_> {
         let lanes =
             self.list(16, |rest| Some(Lane { steps: rest.list(32, Self::step)?, waits: rest.list(16, Self::wait)? }))?;
         let turns = self.list(8, Self::turn)?;
+        let main = self.number()?.checked_sub(1).map(|lane| lane as u32);
         let (blocks, middle) = (usize::try_from(self.number()?).ok()?, self.number()?);
         Some(Plan {
             lanes,
             turns,
+            main,
             requests,
             names,
             blocks,

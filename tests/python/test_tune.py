@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -99,6 +100,37 @@ def test_what_the_reader_had_is_not_the_replays(tmp_path: Path) -> None:
         told = json.loads(command("replay", path, *ONCE, "--json").stdout)
         faults.append(told["strategies"]["default"][0]["faults"])
     assert faults[1] > 0.9 * faults[0], faults
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of other C heaps no thread is served in another way")
+def test_the_main_thread_is_replayed_as_the_heap_serves_that(tmp_path: Path) -> None:
+    """Memory of the main thread goes back to the system by glibc, and hardly ever that of others."""
+    program = """
+import sys, threading, numpy as np, ctxalloc
+terms = ctxalloc.request(name="GET /table", strategy=ctxalloc.strategies.System())
+@terms
+def serve():
+    columns = [np.ones(20_000) for _ in range(60)]
+    return sum((column - column.mean()).std() for column in columns)
+def all_of_them():
+    for _ in range(20):
+        serve()
+with ctxalloc.record(sys.argv[1], one_in=1, share=1.0):
+    if sys.argv[2] == "main":
+        all_of_them()
+    else:
+        thread = threading.Thread(target=all_of_them)
+        thread.start()
+        thread.join()
+"""
+    faults = {}
+    for thread in ("main", "other"):
+        path = tmp_path / f"{thread}.rec"
+        subprocess.run([sys.executable, "-c", program, path, thread], check=True)
+        told = json.loads(command("replay", path, *ONCE, "--json").stdout)
+        assert (told["compared"], told["threads"]) == (20, 1)
+        faults[thread] = told["strategies"]["default"][0]["faults"]
+    assert faults["main"] > 5 * faults["other"], faults
 
 
 def test_bursts_and_rests_keep_nothing_warm_over_the_rests(tmp_path: Path) -> None:

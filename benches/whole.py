@@ -1,10 +1,12 @@
 """What `request(whole=True)` costs: with the library before malloc and nothing current, and in such a request.
 
 Two processes of the same program differ by some hundredths, since what they import first decides where all else lies.
-So each turn starts two: `bare` has no library; the other has it, and measures each loop before anything is counted
-(`loaded`), then, once a first request has begun to count (`none`: nothing current), and in requests (`current`), these
-two in turn. Loops take CPU time, the lower quarter of small groups. What is compared are medians of the turns:
-`loaded` to `bare` between the processes, `none` and `current` to `loaded` within one; the aims are for the product.
+And a process gets faster or slower as it goes. So each turn starts two: one has no library and measures each loop
+(`bare`), and then as often as the other once more (`again`); the other has it, and measures each loop before anything
+is counted (`loaded`), then, once a first request has begun to count (`none`: nothing current), and in requests
+(`current`), these two in turn. Loops take CPU time, the lower quarter of small groups. What is compared are medians of
+the turns: `loaded` to `bare` between the processes; `none` and `current` to `loaded` within one, less what `again` is
+to `bare` in the other; the aims are for the product.
 Aims: nothing current at most 1.02, in a request at most 1.05 of the bare one on json, pandas, sqlite, lxml and scikit-
 learn (those that are installed: target/bench/whole.json says which), and 1 / 0.97 on a service behind the middleware
 that parses JSON, decodes a picture and reads rows, as `make demo-whole` has it, called without a server. Then blocks
@@ -252,9 +254,9 @@ def measure_here(process: str, library: Path, seconds: float) -> Found:
     if process == "loaded":
         with ctxalloc.request(whole=True):
             pass
-        for _ in range(3):
-            for kind in ("none", "current"):
-                measure(kind)
+    for _ in range(3):
+        for kind in ("none", "current") if process == "loaded" else ("again", "again"):
+            measure(kind)
     return {name: {kind: statistics.median(values) for kind, values in kinds.items()} for name, kinds in found.items()}
 
 
@@ -274,13 +276,17 @@ def environment(preload: str | None) -> dict[str, str]:
 
 
 def ratios_of(turns: list[Found], name: str) -> dict[str, float]:
-    """To the bare process: `loaded` by medians, the others by what they are in one process to `loaded`."""
+    """To the bare process: `loaded` by medians, the others by how they change within a process, as `again` does not."""
 
-    def median(kind: str, base: str | None = None) -> float:
-        return statistics.median(turn[name][kind] / (turn[name][base] if base else 1) for turn in turns)
+    def median(kind: str) -> float:
+        return statistics.median(turn[name][kind] for turn in turns)
+
+    def changes(kind: str) -> float:
+        ours = (turn[name] for turn in turns)
+        return statistics.median(one[kind] / one["loaded"] / (one["again"] / one["bare"]) for one in ours)
 
     loaded = median("loaded") / median("bare")
-    return {"loaded": loaded, **{kind: loaded * median(kind, "loaded") for kind in ("none", "current")}}
+    return {"loaded": loaded, **{kind: loaded * changes(kind) for kind in ("none", "current")}}
 
 
 def main() -> None:
@@ -311,7 +317,7 @@ def main() -> None:
         rows[name] = {TITLES[kind]: row_of([turn[name][kind] for turn in turns]) for kind in KINDS}
         table(name, rows[name], TITLES["bare"])
     ratios = {name: ratios_of(turns, name) for name in rows}
-    print("\nto the process without the library; the last two by what they are in one process to the one before")
+    print("\nto the process without the library; the last two by how they change within a process")
     for name, found_ratios in ratios.items():
         print(f"{name:24}" + "  ".join(f"{TITLES[kind]} {ratio:.3f}" for kind, ratio in found_ratios.items()))
     keep("whole", {"turns": count, "rows": rows, "ratios": ratios})

@@ -4,6 +4,7 @@ It needs the package and NumPy, nothing else, and ends with a line that names th
 """
 
 import asyncio
+import os
 import subprocess
 import sys
 import sysconfig
@@ -12,6 +13,9 @@ import threading
 import numpy as np
 
 import ctxalloc
+
+SOABI = str(sysconfig.get_config_var("SOABI"))
+TOO_LARGE = "import ctxalloc\nwith ctxalloc.request(whole=True, limit_bytes=1 << 20): bytearray(5 << 20)"
 
 
 def each_handler_serves() -> list[str]:
@@ -82,6 +86,24 @@ def threads_free_what_others_made() -> None:
     assert not any(thirds)
 
 
+def python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What another Python like this one says."""
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | environment, check=False, timeout=300
+    )
+
+
+def a_whole_request_refuses() -> str:
+    """Python's own memory, by the library that a wheel for glibc brings; with musl there is none, and a reason."""
+    library = python("-m", "ctxalloc", "whole")
+    refused = python("-c", TOO_LARGE, LD_PRELOAD=library.stdout.strip())
+    has_library = "gnu" in SOABI
+    assert has_library == (library.returncode == 0), library
+    assert ("BudgetExceeded" if has_library else "RuntimeError") in refused.stderr, refused
+    return "whole requests" if has_library else "no whole requests"
+
+
 def main() -> None:
     """Run all of it, and the command line once."""
     served = each_handler_serves()
@@ -89,11 +111,10 @@ def main() -> None:
     asyncio.run(tasks_keep_their_own())
     threads_free_what_others_made()
     ctxalloc.trim()
-    said = subprocess.run(
-        [sys.executable, "-m", "ctxalloc", "info"], capture_output=True, text=True, check=True, timeout=300
-    )
-    assert "pool" in said.stdout, said.stdout
-    print(f"smoke: {len(served)} handlers, {sysconfig.get_config_var('SOABI')}, NumPy {np.__version__}")
+    said = python("-m", "ctxalloc", "info")
+    assert "pool" in said.stdout, said
+    whole = a_whole_request_refuses()
+    print(f"smoke: {len(served)} handlers, {whole}, {SOABI}, NumPy {np.__version__}")
 
 
 if __name__ == "__main__":

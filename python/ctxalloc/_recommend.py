@@ -41,6 +41,8 @@ class Advice(NamedTuple):
     """Whether it was interrupted before all its rounds were measured."""
     withdrawn: str | None = None
     """What was advised for the route by itself, and is not."""
+    is_failed: bool = False
+    """Whether it cannot be replayed: its sizes are those of no program that ran here."""
 
     @property
     def busy_seconds(self) -> float:
@@ -70,7 +72,8 @@ class Found(NamedTuple):
     @property
     def kept(self) -> _snippets.Kept | None:
         """What the process should keep warm, for all routes that have a pool; None where none has one."""
-        pooled = [one for one in self.advice if one.decision.strategy in _advice.OVER_POOLS]
+        has_pool = (one for one in self.advice if one.decision.strategy in _advice.OVER_POOLS)
+        pooled = [one for one in has_pool if not one.is_failed]
         if not pooled:
             return None
         whole = _advice.sizes_of(self.whole)
@@ -128,7 +131,8 @@ def advise(
         confidence = _advice.confidence_of(route, rounds_of)
         change = _advice.would_change(route, decision)
         sizes = _advice.sizes_of(route)
-        found.append(Advice(name, route["requests"], decision, sizes, confidence, change, rounds_of, route, is_partial))
+        its_advice = Advice(name, route["requests"], decision, sizes, confidence, change, rounds_of, route, is_partial)
+        found.append(its_advice._replace(is_failed=name in failures))
         if is_partial:
             break
     if len(failures) == len(routes):  # no route was told apart: it is the recording, or what was asked for

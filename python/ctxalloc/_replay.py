@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
@@ -174,14 +175,27 @@ def round_of(numbers: dict[str, Any]) -> Round:
     )
 
 
+SECONDS_BETWEEN_LINES: Final = 10.0
+"""How often progress is told where there is no terminal."""
+
+
 def progress_on(out: TextIO | None) -> Callable[[str], None]:
-    """Shows what is done now, in one line of a terminal; nothing elsewhere. An empty text clears the line."""
-    if out is None or not out.isatty():
+    """Shows what is done now: in one line of a terminal; elsewhere in a line of its own every ten seconds.
+
+    An empty text clears the line.
+    """
+    if out is None:
         return lambda _: None
+    is_terminal, told = out.isatty(), time.monotonic()
 
     def shown(text: str) -> None:
-        with contextlib.suppress(OSError):  # the terminal is gone
-            print(f"\r\x1b[K{printable(text)[:100]}", end="", file=out, flush=True)
+        nonlocal told
+        with contextlib.suppress(OSError):  # it is gone, or full
+            if is_terminal:
+                print(f"\r\x1b[K{printable(text)[:100]}", end="", file=out, flush=True)
+            elif text and time.monotonic() - told >= SECONDS_BETWEEN_LINES:
+                told = time.monotonic()
+                print(f"ctxalloc: {printable(text)}", file=out, flush=True)
 
     return shown
 

@@ -85,6 +85,8 @@ def run(
     except UsageError:
         if ending is not None:
             ending.withdraw()
+        if record is not None:
+            _withdraw_recording(record)
         raise
     if ending is not None:
         ending.status = status
@@ -101,6 +103,13 @@ def _record(path: Path) -> None:
     except (OSError, ValueError) as error:
         raise UsageError(f"--record: {error}") from None
     os.environ["CTXALLOC_RECORD"], os.environ["CTXALLOC_RECORD_ONE_IN"] = str(path.absolute()), "1"
+
+
+def _withdraw_recording(path: Path) -> None:
+    """Nothing ran: the file would only be in the way of the next try."""
+    _RECORDING.pop().stop()
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 _RECORDING: Final[list[_native.Recorder]] = []

@@ -24,6 +24,10 @@ MORE_MEMORY: Final = 0.05
 """By what share the peak of the resident memory may be larger together, if it is 8 MiB or more."""
 
 
+MORE_TIME: Final = 0.05
+"""By what share the processor time may be longer together, by the medians, though rounds of both overlap."""
+
+
 class Wanted(NamedTuple):
     """What was advised for a route by itself."""
 
@@ -116,8 +120,8 @@ def worse(found: Measured, allowed: float = 0.0) -> str | None:
     if _advice.is_larger(advised, base, max(MORE_MEMORY, allowed), _advice.MORE_MEMORY_BYTES):
         before, after = (median_of([one.peak_bytes for one in part]) or 0 for part in (base, advised))
         return f"hold {size_text(after - before)} more at the peak ({_ratio(after, before)})"
-    if min(map(_cpu, advised)) > max(map(_cpu, base)):
-        before, after = (statistics.median(map(_cpu, part)) for part in (base, advised))
+    before, after = (statistics.median(map(_cpu, part)) for part in (base, advised))
+    if min(map(_cpu, advised)) > max(map(_cpu, base)) or after > before * (1 + MORE_TIME):
         return f"take {(after - before) * 1000:.1f} ms more of processor time ({_ratio(after, before)})"
     return None
 

@@ -173,7 +173,10 @@ def print_info(path: Path, out: TextIO, *, is_json: bool) -> None:
     for text in _gaps.texts_of(recording.gaps):
         print(f"  {text}", file=out)
     if recording.is_cut_off:
-        print("  its end is missing: a process was killed, still records, or could not write to the file", file=out)
+        print(
+            "  its end is missing: a process was ended by a signal, still records, or could not write to the file",
+            file=out,
+        )
     if other:
         said = f"{counted(other, 'request')} called (other), or with a handler that is"
         print(f"  {said}: names take a quarter of a file at most, and 4096 are told apart", file=out)
@@ -186,7 +189,7 @@ def print_info(path: Path, out: TextIO, *, is_json: bool) -> None:
     heads = ("requests", "count", "peak p50", "p95", "max", "escaped", "own blocks", "own bytes", "lifetime p50")
     table("by name", (*heads, "refused"), _Rows(info, order), out)
     print(
-        "  peak and escaped are of accounts: with what requests inside made; refused: by the limits of these requests",
+        "  peak and escaped: with what requests inside made; refused: by the limits of these requests",
         file=out,
     )
     table(

@@ -6,7 +6,7 @@ use crate::recording::{
     Event, Gap, Options, Reading, Recorder, Recording, Sums, What, record as record_into, stop_any,
 };
 use crate::tune::trace::{Export, Info, Perfetto, Pprof, Quantiles, Rmm};
-use pyo3::exceptions::{PyIndexError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyIndexError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 use std::path::PathBuf;
@@ -87,8 +87,12 @@ impl PyRecorder {
         }
     }
 
-    fn __enter__(this: Bound<'_, Self>) -> Bound<'_, Self> {
-        this
+    /// RuntimeError: it was stopped.
+    fn __enter__(this: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
+        if this.get().0.lock().unwrap_or_else(PoisonError::into_inner).is_none() {
+            return Err(PyRuntimeError::new_err("this recording was stopped; ctxalloc.record begins another one"));
+        }
+        Ok(this)
     }
 
     #[pyo3(signature = (kind, error, trace, /))]

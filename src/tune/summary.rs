@@ -36,7 +36,8 @@ pub struct Route {
     pub moved: u64,
     /// Blocks that were freed by another thread than the one that made them.
     pub freed_elsewhere: u64,
-    /// Blocks that outlived the request, and their bytes.
+    /// Blocks that outlived the request, and the step that ended it: they were alive when its thread did something
+    /// else in a request.
     pub escaped_blocks: u64,
     /// The bytes of these.
     pub escaped_bytes: u64,
@@ -68,6 +69,9 @@ struct Open {
     root: u64,
     began_ns: u64,
     ended_ns: Option<u64>,
+    /// Whether the thread that ended it has done something else since: what the step that ended it holds has not
+    /// escaped.
+    is_settled: bool,
     refused: bool,
 }
 
@@ -148,11 +152,18 @@ struct Reader {
     by_name: HashMap<u32, usize>,
     requests: HashMap<u64, Open>,
     blocks: HashMap<u64, Live>,
+    /// Requests that each thread has ended, and done nothing but free blocks since.
+    ended_by: HashMap<u32, Vec<u64>>,
 }
 
 impl Reader {
     fn read(&mut self, at_ns: u64, thread: u32, request: u64, what: What, recording: &Recording) {
         let names = recording.names();
+        if !matches!(what, What::Free { .. }) {
+            for request in self.ended_by.remove(&thread).into_iter().flatten() {
+                self.requests.entry(request).and_modify(|open| open.is_settled = true);
+            }
+        }
         match what {
             What::Begin { name, handler, parent } => {
                 let around = self.requests.get(&parent).filter(|open| open.ended_ns.is_none());
@@ -191,11 +202,11 @@ impl Reader {
             }
             What::Free { block } => {
                 let Some(live) = self.blocks.remove(&block) else { return };
-                let Some(&Open { route, ended_ns, .. }) = self.requests.get(&live.root) else { return };
+                let Some(&Open { route, ended_ns, is_settled, .. }) = self.requests.get(&live.root) else { return };
                 self.on_each(route, |route, now| {
                     route.freed_elsewhere += u64::from(live.thread != thread);
                     now.live_bytes = now.live_bytes.saturating_sub(live.bytes);
-                    if let Some(ended) = ended_ns {
+                    if let Some(ended) = ended_ns.filter(|_| is_settled) {
                         route.escape(live.bytes);
                         route.escaped_ns.push(at_ns.saturating_sub(ended));
                     }
@@ -214,6 +225,7 @@ impl Reader {
             What::End { sums } => {
                 let Some(open) = self.requests.get_mut(&request) else { return };
                 open.ended_ns = Some(at_ns);
+                self.ended_by.entry(thread).or_default().push(request);
                 let (route, is_root) = (open.route, open.root == request);
                 let (duration_ns, refused) = (at_ns.saturating_sub(open.began_ns), open.refused || sums.refused > 0);
                 if is_root {

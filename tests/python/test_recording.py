@@ -1,5 +1,6 @@
 """Recordings: what is recorded by the API, the environment, the command and the middlewares, and told and exported."""
 
+import asyncio
 import gzip
 import json
 import os
@@ -10,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import commands
 import numpy as np
 import pytest
 from subprocesses import run, says
@@ -59,7 +61,8 @@ def test_a_recording_has_what_the_accounts_have(tmp_path: Path, capsys: pytest.C
             with pytest.raises(MemoryError):
                 np.empty(20_000_000)
         stats, within = outer.stats, inner.stats
-        del array
+        with ctxalloc.request(name="the thread goes on"):
+            del array
     found = by_name(path, capsys)
     of_a, of_inner = found["GET /a"], found["inner"]
     assert of_a["peak_bytes"]["max"] == stats.peak_bytes
@@ -95,7 +98,7 @@ def test_who_was_refused_is_told_as_by_stats_and_as_by_metrics(
     # What an account says, and what a request made itself.
     assert found["limits"]["escaped_bytes"] == kept.nbytes
     assert main(["trace", "info", str(path)]) == 0
-    assert "peak and escaped are of accounts: with what requests inside made" in capsys.readouterr().out
+    assert "peak and escaped: with what requests inside made" in capsys.readouterr().out
 
 
 def test_names_that_have_no_room_are_one_and_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -284,6 +287,43 @@ def test_a_recorder_with_nothing_to_write_sleeps(tmp_path: Path) -> None:
     assert int(says(program)) <= 4
 
 
+def test_what_the_step_that_ends_a_request_still_holds_has_not_escaped(tmp_path: Path) -> None:
+    """As an ASGI application's own variables, while it sends the last body."""
+    path, kept = tmp_path / "step.trace", []
+
+    async def serve(number: int) -> None:
+        async with ctxalloc.request(name="GET /"):
+            array = np.ones(5000)
+            if number % 4 == 0:
+                kept.append(np.ones(100))
+        assert array.nbytes == 40_000
+
+    async def main() -> None:
+        for number in range(20):
+            await asyncio.gather(serve(number), asyncio.sleep(0))
+
+    with ctxalloc.record(path, one_in=1, share=1.0):
+        asyncio.run(main())
+    found = json.loads(commands.ctxalloc("trace", "info", "--json", path).stdout)["requests"][0]
+    assert (found["requests"], found["escaped_blocks"], found["escaped_bytes"]) == (20, 5, 4000)
+    told = commands.ctxalloc("recommend", path, "--json", "--rounds", "1", "--strategy", "pool").stdout
+    assert json.loads(told)["routes"][0]["escaped_blocks"] == 5
+
+
+def test_a_recording_that_was_stopped_is_not_entered(tmp_path: Path) -> None:
+    recorder = ctxalloc.record(tmp_path / "a.trace")
+    recorder.stop()
+    with pytest.raises(RuntimeError, match="was stopped"), recorder:
+        pass
+
+
+def test_what_did_not_run_leaves_no_recording(tmp_path: Path) -> None:
+    path, program = tmp_path / "a.trace", tmp_path / "program.py"
+    done = commands.ctxalloc("run", "--record", path, program)
+    assert done.returncode == 2
+    assert not path.exists()
+
+
 def test_what_escaped_is_counted_in_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, kept = tmp_path / "trace", []
     with ctxalloc.record(path, one_in=1, share=1.0):
@@ -293,7 +333,8 @@ def test_what_escaped_is_counted_in_blocks(tmp_path: Path, capsys: pytest.Captur
                 with ctxalloc.request(name="inner"):
                     kept += [np.ones(1000) for _ in range(4)]
                     np.ones(1000)
-        kept.clear()
+        with ctxalloc.request(name="the thread goes on"):
+            kept.clear()
     found = by_name(path, capsys)
     assert (found["outer"]["escaped_blocks"], found["outer"]["escaped_bytes"]) == (20, 160_000)
     assert (found["inner"]["escaped_blocks"], found["inner"]["escaped_bytes"]) == (16, 128_000)

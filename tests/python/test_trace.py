@@ -147,7 +147,17 @@ def naive(path: Path) -> list[dict[str, Any]]:
     around: dict[int, int] = {}
     begun: dict[int, int] = {}
     live: dict[int, list[int]] = {}
+    # Of requests that a thread has ended, until it does something else in a request: what is left of them.
+    ended: dict[int, list[tuple[int, set[int], list[int]]]] = collections.defaultdict(list)
+
+    def settle(thread: int) -> None:
+        for row, blocks, left in ended.pop(thread, ()):
+            rows[row]["escaped_blocks"] += len(blocks)
+            rows[row]["escaped_bytes"] += left[0]
+
     for at_ns, thread, request, kind, numbers in recording.events(0, 1 << 30):
+        if kind != "free":
+            settle(thread)
         if kind == "begin":
             name_of[request], around[request], begun[request] = numbers[0], numbers[2], at_ns
             row = rows.setdefault(numbers[0], collections.defaultdict(int))
@@ -168,17 +178,23 @@ def naive(path: Path) -> list[dict[str, Any]]:
             row["total_bytes"] += max(numbers[1] - live[numbers[0]][3], 0)
             live[numbers[0]][3] = numbers[1]
         elif kind == "free":
-            _request, its_thread, made_ns, _size = live.pop(numbers[0])
+            _request, its_thread, made_ns, size = live.pop(numbers[0])
+            for _name, its_blocks, left in (one for ends in ended.values() for one in ends):
+                if numbers[0] in its_blocks:
+                    its_blocks.remove(numbers[0])
+                    left[0] = max(0, left[0] - size)
             row["freed_on_other_threads"] += its_thread != thread
             lists[name]["lifetimes"].append(at_ns - made_ns)
         elif kind == "end":
             lists[name]["peaks"].append(numbers[0])
             lists[name]["seconds"].append(at_ns - begun[request])
-            row["escaped_bytes"] += numbers[3]
             inside = {request}
             for one, outer in around.items():  # an outer one has begun before
                 inside |= {one} if outer in inside else set()
-            row["escaped_blocks"] += sum(block[0] in inside for block in live.values())
+            left_behind = {number for number, block in live.items() if block[0] in inside}
+            ended[thread].append((name, left_behind, [numbers[3]]))
+    for thread in list(ended):
+        settle(thread)
     return [
         {
             **row,

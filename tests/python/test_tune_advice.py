@@ -68,6 +68,14 @@ def test_one_half_of_the_recording_is_not_enough() -> None:
     assert decided({"default": base, "pool": half}).verdict != "change"
 
 
+def test_what_a_strategy_takes_once_is_no_gain_of_the_others() -> None:
+    """A pool's first pages, in a short recording: the second half knows better."""
+    base = [Round(one, one, one / 2 + 0.2, 1000, 100 * MiB, 0) for one in (1.0, 1.01, 1.02)]
+    other = [Round(one, one, one / 2 + 0.0025, 900, 100 * MiB, 0) for one in (0.795, 0.8, 0.805)]
+    found = decided({"default": base, "pool": other})
+    assert found.verdict != "change", found
+
+
 def test_a_gain_that_is_nothing_beside_the_request_leaves_it_as_it_is() -> None:
     found = decided({"default": rounds(SLOW), "pool": rounds(FAST)}, duration_ns=10**11)
     assert (found.verdict, found.strategy) == ("leave", "default")

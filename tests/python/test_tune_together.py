@@ -1,5 +1,6 @@
 """All advice together: what is good for each route alone, and not for the process, is withdrawn and told."""
 
+import io
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -10,7 +11,7 @@ import commands
 import pytest
 import recordings
 
-from ctxalloc import _recommend, _together
+from ctxalloc import _recommend, _replay, _together
 from ctxalloc._ending import StoppedError
 from ctxalloc._replay import FailedError, Round
 from ctxalloc._together import ADVISED, AS_THEY_ARE, Together, Wanted, tried
@@ -127,6 +128,14 @@ def test_what_one_route_saves_pays_for_no_other(machine: Machine, monkeypatch: p
     assert machine.asked[-1] == {"a": "pool", "c": "arena"}
 
 
+def test_much_slower_by_the_medians_is_slower_though_rounds_overlap(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = iter([0.9, 1.2, 1.2] * 9)
+    monkeypatch.setattr(machine, "cpu", lambda routes: next(slow) if routes else 1.0)
+    assert set(answers()[-1].withdrawn) == {"a", "b", "c"}
+
+
 @pytest.mark.parametrize(("cpu", "more"), [(1.015, 0), (1.0, 4), (0.9, 4)])
 def test_a_difference_within_the_spread_withdraws_nothing(
     machine: Machine, monkeypatch: pytest.MonkeyPatch, cpu: float, more: int
@@ -230,3 +239,26 @@ def test_a_replay_that_fails_is_told(machine: Machine, monkeypatch: pytest.Monke
     monkeypatch.setattr(_together, "measured", fails)
     with pytest.raises(FailedError, match="no memory"):
         answers()
+
+
+def test_what_cannot_be_replayed_keeps_nothing_warm(tmp_path: Path) -> None:
+    made = recordings.Script()
+    for name, size in (("GET /a", 2 << 20), ("GET /broken", 1 << 40)):
+        for _ in range(30):
+            request = made.begin(name)
+            made.free(made.make(request, size))
+            made.end(request)
+    path = made.write(tmp_path / "a.rec", handler="pool")
+    done = commands.ctxalloc("recommend", path, "--rounds", "1", "--strategy", "default", "--json")
+    assert json.loads(done.stdout)["warm_bytes"] == 3 * MiB
+
+
+def test_progress_is_told_without_a_terminal_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, out = [100.0], io.StringIO()
+    monkeypatch.setattr(_replay.time, "monotonic", lambda: now[0])
+    shown = _replay.progress_on(out)
+    for second in range(25):
+        now[0] = 100.0 + second
+        shown(f"round {second}")
+        shown("")
+    assert out.getvalue() == "ctxalloc: round 10\nctxalloc: round 20\n"

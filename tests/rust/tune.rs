@@ -340,27 +340,36 @@ fn what_was_alive_at_one_time_is_alive_at_one_time() {
 }
 
 #[test]
+fn what_the_step_that_ends_a_request_still_holds_has_not_escaped() {
+    let mut script = Script::default();
+    for request in 1..=2 {
+        script.begin(0, request, 0).make(0, request, request, 1000, false);
+        script.end(0, request, sums(1000, 1000, 1, 1000)).free(0, request, request);
+    }
+    for route in routes(&script.recording()).unwrap() {
+        assert_eq!((route.requests, route.escaped_blocks, route.escaped_ns.len()), (2, 0, 0));
+    }
+}
+
+#[test]
 fn a_summary_says_how_requests_are_and_when_they_come() {
     let mut script = Script::default();
     for request in 1..=3 {
-        script.begin(0, request, 0).make(0, request, 2 * request, 1000, true).make(
-            1,
-            request,
-            2 * request + 1,
-            5,
-            false,
-        );
+        script.begin(0, request, 0);
+        if request > 1 {
+            script.free(0, request - 1, 2 * request - 2); // which outlived it: the thread has gone on
+        }
+        script.make(0, request, 2 * request, 1000, true).make(1, request, 2 * request + 1, 5, false);
         script.free(2, request, 2 * request + 1).end(0, request, sums(1005, 1005, 2, 1000));
-        script.free(0, request, 2 * request);
     }
     let found = routes(&script.recording()).unwrap();
     assert_eq!(found.iter().map(|route| route.name.as_str()).collect::<Vec<_>>(), ["GET /", ""]);
     for route in found {
         assert_eq!((route.requests, route.blocks, route.total_bytes, route.zeroed_bytes), (3, 6, 3015, 3000));
         assert_eq!((route.escaped_blocks, route.escaped_bytes, route.freed_elsewhere), (3, 3000, 3));
-        assert_eq!(route.escaped_ns, [1000; 3]);
-        assert_eq!(route.gaps_ns, [2000; 2]);
-        assert_eq!((route.peak_bytes, route.duration_ns), (vec![1005; 3], 3 * 4000));
+        assert_eq!(route.escaped_ns, [2000; 2]);
+        assert_eq!(route.gaps_ns, [1000; 2]);
+        assert_eq!((route.peak_bytes, route.duration_ns), (vec![1005; 3], 4000 + 2 * 5000));
         assert_eq!(route.sizes.into_iter().collect::<Vec<_>>(), [(3, 3), (10, 3)]);
         assert_eq!((route.max_concurrent, route.peak_live_bytes), (1, 1005));
     }

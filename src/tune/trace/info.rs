@@ -1,7 +1,7 @@
 //! `Info`: what the requests of each name did.
 
 use super::values::Quantiles;
-use super::walk::class_of;
+use super::walk::{Before, class_of};
 use super::{EVENTS_AT_ONCE, Values, Walk, named, rooms};
 use crate::error::Error;
 use crate::recording::{Event, Full, Pages, Recording, Room, What};
@@ -71,11 +71,13 @@ struct Its {
     parent: u32,
 }
 
-/// Of a request that has not ended.
+/// Of a request that has not ended, or whose thread has done nothing else since.
 struct Open {
     began_ns: u64,
     /// Its blocks and those of the requests inside of it.
     alive: i64,
+    /// When it ended, and the bytes of these that were alive then.
+    ended: Option<(u64, u64)>,
 }
 
 /// What one takes in a map that has just grown.
@@ -84,6 +86,8 @@ const OPEN_BYTES: usize = 4 * (size_of::<(u64, Open)>() + 1);
 const HANDLER_BYTES: usize = 32;
 const NEXT_HANDLER_BYTES: usize = 100;
 const CLASS_BYTES: usize = 32;
+/// What one that has ended takes until it is settled, with its thread.
+const ENDED_BYTES: usize = 100;
 
 /// What a recording says by name of request.
 pub(crate) struct Info {
@@ -98,6 +102,9 @@ pub(crate) struct Info {
     its: Pages<Its>,
     open: HashMap<u64, Open>,
     max_open: usize,
+    /// Requests that each thread has ended, and done nothing but free blocks since: what the step that ended them still
+    /// holds has not escaped.
+    ended_by: HashMap<u32, Vec<u64>>,
     pub(crate) events: u64,
     first_ns: u64,
     last_ns: u64,
@@ -118,6 +125,7 @@ impl Info {
             its: Pages::default(),
             open: HashMap::new(),
             max_open: 0,
+            ended_by: HashMap::new(),
             events: 0,
             first_ns: 0,
             last_ns: 0,
@@ -150,7 +158,11 @@ impl Info {
     /// Those of [`Recording::events`]. [`Error::BadRecording`]: it would take more memory than the files have bytes.
     pub(crate) fn read(&mut self) -> Result<bool, Error> {
         for _ in 0..EVENTS_AT_ONCE {
-            let Some((event, before)) = self.walk.next()? else { return Ok(false) };
+            let Some((event, before)) = self.walk.next()? else {
+                let threads: Vec<_> = self.ended_by.keys().copied().collect();
+                threads.into_iter().for_each(|thread| self.settle(thread));
+                return Ok(false);
+            };
             if self.events == 0 {
                 self.first_ns = event.at_ns;
             }
@@ -160,7 +172,21 @@ impl Info {
         Ok(true)
     }
 
-    fn add(&mut self, event: &Event, before: super::Before) -> Result<(), Full> {
+    /// What the requests that this thread has ended left behind, has escaped.
+    fn settle(&mut self, thread: u32) {
+        for request in self.ended_by.remove(&thread).into_iter().flatten() {
+            let Some(Open { alive, ended, .. }) = self.open.remove(&request) else { continue };
+            self.room.0 += ENDED_BYTES;
+            let Some(row) = self.rows.get_mut(self.its.get(request).row as usize) else { continue };
+            row.escaped += alive;
+            row.escaped_bytes = row.escaped_bytes.saturating_add(ended.map_or(0, |(_, bytes)| bytes));
+        }
+    }
+
+    fn add(&mut self, event: &Event, before: Before) -> Result<(), Full> {
+        if !self.ended_by.is_empty() && !matches!(event.what, What::Free { .. }) {
+            self.settle(event.thread);
+        }
         if let What::Begin { name, handler, parent } = event.what {
             return self.begin(event, name, handler, parent);
         }
@@ -181,7 +207,7 @@ impl Info {
                         row.classes.insert(place, (class, 1));
                     }
                 }
-                self.count(event.request, 1)?;
+                self.count(event.request, 1, None)?;
             }
             What::Resize { bytes, moved, .. } => {
                 row.resizes += 1;
@@ -191,7 +217,7 @@ impl Info {
             What::Free { .. } => {
                 row.freed_elsewhere += u64::from(before.thread != event.thread);
                 row.lifetimes.push(event.at_ns.saturating_sub(before.at_ns), &mut self.room)?;
-                self.count(event.request, -1)?;
+                self.count(event.request, -1, Some(before))?;
             }
             What::Refused { by, .. } => {
                 row.refused_allocations += 1;
@@ -201,11 +227,13 @@ impl Info {
                 }
             }
             What::End { sums } => {
-                let Some(open) = self.open.remove(&event.request) else { return Ok(()) };
+                let open = self.open.get_mut(&event.request).filter(|open| open.ended.is_none());
+                let Some(open) = open else { return Ok(()) };
                 row.peaks.push(sums.peak_bytes, &mut self.room)?;
                 row.nanoseconds.push(event.at_ns.saturating_sub(open.began_ns), &mut self.room)?;
-                row.escaped_bytes = row.escaped_bytes.saturating_add(sums.live_bytes);
-                row.escaped += open.alive;
+                open.ended = Some((event.at_ns, sums.live_bytes));
+                self.room.take(ENDED_BYTES)?;
+                self.ended_by.entry(event.thread).or_default().push(event.request);
             }
         }
         Ok(())
@@ -242,19 +270,26 @@ impl Info {
             self.room.take(OPEN_BYTES)?;
             self.max_open += 1;
         }
-        self.open.insert(event.request, Open { began_ns: event.at_ns, alive: 0 });
+        self.open.insert(event.request, Open { began_ns: event.at_ns, alive: 0, ended: None });
         Ok(())
     }
 
     /// Counts blocks in a request and in those around it, whose bytes they are too.
-    fn count(&mut self, request: u64, blocks: i64) -> Result<(), Full> {
+    fn count(&mut self, request: u64, blocks: i64, freed: Option<Before>) -> Result<(), Full> {
         let mut next = request;
         for _ in 0..=MAX_DEPTH {
             if next == 0 {
                 return Ok(());
             }
-            if let Some(open) = self.open.get_mut(&next) {
-                open.alive += blocks;
+            match self.open.get_mut(&next) {
+                Some(Open { alive, ended: None, .. }) => *alive += blocks,
+                // What was made after the end is in no number.
+                Some(Open { alive, ended: Some((end_ns, bytes)), .. }) => {
+                    if let Some(block) = freed.filter(|block| block.at_ns <= *end_ns) {
+                        (*alive, *bytes) = (*alive + blocks, bytes.saturating_sub(block.bytes));
+                    }
+                }
+                None => {}
             }
             next = u64::from(self.its.get(next).parent);
         }

@@ -18,7 +18,7 @@ pub(crate) use pprof::Pprof;
 pub(crate) use rmm::Rmm;
 pub(crate) use values::Quantiles;
 use values::Values;
-use walk::{Before, Walk};
+use walk::Walk;
 
 use crate::counters::UNNAMED;
 use crate::error::Error;

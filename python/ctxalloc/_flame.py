@@ -3,7 +3,6 @@
 The end of a file's name says which. ``_profile`` makes what is written here; the page asks nobody for anything.
 """
 
-import gzip
 import html
 from collections.abc import Hashable, Iterable, Sequence
 from pathlib import Path
@@ -114,6 +113,8 @@ def pprof_of(stacks: Iterable[tuple[Sequence[Frame], Sums]]) -> bytes:
     peak = texts.of("peak_space")
     message += [_field(6, text.encode("utf-8", "backslashreplace")) for text in texts.found]
     message.append(_field(14, peak))
+    import gzip  # noqa: PLC0415 - a CPython may have been built without zlib; all else works there
+
     return gzip.compress(b"".join(message), mtime=0)
 
 

@@ -6,7 +6,6 @@ part of a file is held at a time.
 
 import json
 import textwrap
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -46,7 +45,11 @@ class Trace:
     def parts(self, to: str) -> Iterator[bytes]:
         """A file for another tool. UsageError: as of ``info``."""
         exported = self.recording.export(to, [f"blocks up to {size_text(1 << log)}" for log in range(65)])
-        packed = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS | 16) if to == "pprof" else None
+        packed = None
+        if to == "pprof":
+            import zlib  # noqa: PLC0415 - as in _flame
+
+            packed = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS | 16)
         while True:
             try:
                 part = next(exported, None)

@@ -155,6 +155,13 @@ def test_info_tells_what_is_here() -> None:
         assert word in run.stdout
 
 
+def test_the_command_needs_no_zlib() -> None:
+    code = "import sys; sys.modules['zlib'] = None; from ctxalloc._command import main; sys.exit(main(['info']))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "pool" in done.stdout
+
+
 def test_the_console_script_is_the_same_command() -> None:
     run = subprocess.run(
         [Path(sys.executable).parent / "ctxalloc", "--help"], capture_output=True, text=True, check=True

@@ -4,7 +4,8 @@ The first table is CPU time of one call, no server, every variant in turn, round
 is its median less the empty application's (aim: 3 us). Next come paths that strangers choose. The last is uvicorn in a
 process of its own, asked by clients on connections that stay open; with and without take turns, medians are compared
 (aim: 5 % of throughput and p99; beside them the server's CPU time of one request, which other programs disturb less): a
-route of half a dozen arrays of 800 kB, and a light one, the same with 8 kB.
+route of half a dozen arrays of 800 kB, and a light one, the same with 8 kB. "Passed on" is a middleware that has a scope
+and a `send` of its own and does nothing: what one in Python costs.
 Numbers go to target/bench/services.json. Options: --rounds N, --quick.
 """
 
@@ -32,6 +33,15 @@ from ctxalloc.asgi import AllocatorMiddleware
 
 AIM_OWN_NS = 3000.0
 CLIENTS = 8
+
+
+async def passing(scope: Any, receive: Any, send: Any) -> None:
+    """A middleware that does nothing."""
+
+    async def sends(message: Any) -> None:
+        await send(message)
+
+    await multiplies({**scope}, receive, sends)
 
 
 async def empty(_scope: Any, _receive: Any, send: Any) -> None:
@@ -134,9 +144,9 @@ async def load(port: int, size: int, requests: int) -> tuple[float, float]:
 
 def behind_a_server(route: str, rounds: int, requests: int) -> dict[str, dict[str, float]]:
     """With and without, in turn."""
-    found: dict[str, list[tuple[float, float, float]]] = {"bare": [], "guarded": []}
-    with served("bare") as bare, served("guarded") as guarded:
-        servers = {"bare": bare, "guarded": guarded}
+    found: dict[str, list[tuple[float, float, float]]] = {"bare": [], "passed on": [], "guarded": []}
+    with contextlib.ExitStack() as running:
+        servers = {name: running.enter_context(served(name)) for name in found}
         for port, _ in servers.values():
             asyncio.run(load(port, SIZES[route], requests // 4))
         for _ in range(rounds):
@@ -171,7 +181,7 @@ def serve(which: str, descriptor: int) -> None:
     import uvicorn  # noqa: PLC0415 - the other side does without
 
     guarded = AllocatorMiddleware(multiplies, routes={ROUTE: ctxalloc.request(limit_bytes=1 << 30)})
-    app: Any = {"bare": multiplies, "guarded": guarded}[which]
+    app: Any = {"bare": multiplies, "passed on": passing, "guarded": guarded}[which]
     options: dict[str, Any] = {"lifespan": "off", "access_log": False, "log_level": "warning", "loop": "asyncio"}
     # Not `fd=`: uvicorn takes that for a socket of the file system, without TCP_NODELAY, and each answer waits 40 ms.
     uvicorn.Server(uvicorn.Config(app, **options)).run(sockets=[socket.socket(fileno=descriptor)])
@@ -182,7 +192,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=41, help="how often each variant has its turn")
     parser.add_argument("--quick", action="store_true", help="few rounds: does it run?")
-    parser.add_argument("--serve", choices=["bare", "guarded"], help=argparse.SUPPRESS)
+    parser.add_argument("--serve", choices=["bare", "passed on", "guarded"], help=argparse.SUPPRESS)
     parser.add_argument("--socket", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:

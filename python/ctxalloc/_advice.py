@@ -63,8 +63,9 @@ RULES: Final = (
     f"not known: fewer than {MIN_REQUESTS} requests, or a gain that the spread of the rounds hides",
     (
         "withdrawn: all routes are replayed together, each as advised; advice is not given with which they take 5% "
-        "more processor time than as they are, or all rounds more than each of these; or with which all rounds hold "
-        "more memory: by 8 MiB, by 5%, and by more than half the share that the route saves of the time of all"
+        "more processor time, by medians and by fastest rounds, or with which all rounds take more than each as they "
+        "are; or all hold more memory: by 8 MiB, by 5%, and by more than half the share that the route saves of the "
+        "time of all"
     ),
 )
 

@@ -25,7 +25,7 @@ MORE_MEMORY: Final = 0.05
 
 
 MORE_TIME: Final = 0.05
-"""By what share the processor time may be longer together, by the medians, though rounds of both overlap."""
+"""By what share the processor time may be longer together, by medians and by fastest rounds, where rounds overlap."""
 
 
 class Wanted(NamedTuple):
@@ -121,7 +121,9 @@ def worse(found: Measured, allowed: float = 0.0) -> str | None:
         before, after = (median_of([one.peak_bytes for one in part]) or 0 for part in (base, advised))
         return f"hold {size_text(after - before)} more at the peak ({_ratio(after, before)})"
     before, after = (statistics.median(map(_cpu, part)) for part in (base, advised))
-    if min(map(_cpu, advised)) > max(map(_cpu, base)) or after > before * (1 + MORE_TIME):
+    fastest, slowest = min(map(_cpu, advised)), max(map(_cpu, base))
+    is_much_slower = after > before * (1 + MORE_TIME) and fastest > min(map(_cpu, base)) * (1 + MORE_TIME)
+    if fastest > slowest or is_much_slower:
         return f"take {(after - before) * 1000:.1f} ms more of processor time ({_ratio(after, before)})"
     return None
 

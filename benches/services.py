@@ -3,9 +3,9 @@
 The first table is CPU time of one call, no server, every variant in turn, round after round; the middleware's own share
 is its median less the empty application's (aim: 3 us). Next come paths that strangers choose. The last is uvicorn in a
 process of its own, asked by clients on connections that stay open; with and without take turns, medians are compared
-(aim: 5 % of throughput and p99; beside them the server's CPU time of one request, which other programs disturb less): a
-route of half a dozen arrays of 800 kB, and a light one, the same with 8 kB. "Passed on" is a middleware that has a scope
-and a `send` of its own and does nothing: what one in Python costs.
+(aim: 5 % of throughput and p99; beside them the server's CPU time of one request, which others disturb less): a route
+of half a dozen arrays of 800 kB, and a light one, the same with 8 kB. "Passed on" is a middleware that has a scope and
+a `send` of its own and does nothing: what one in Python costs.
 Numbers go to target/bench/services.json. Options: --rounds N, --quick.
 """
 

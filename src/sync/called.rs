@@ -9,16 +9,16 @@ use std::time::Duration;
 use std::{io, process};
 
 #[cfg(ctxalloc_loom)]
-use loom::thread::{Thread, park};
+use loom::thread::{Thread, current, park};
 #[cfg(not(ctxalloc_loom))]
-use std::thread::{Thread, park};
+use std::thread::{Thread, current, park};
 
 /// One thread of this process, started when it is needed.
 pub(crate) struct Called {
     /// - set to 1: by whoever calls, and when the thread is started.
     /// - set to 0: by the thread, before it looks. AcqRel both: what was done before a call is seen by the look.
     mark: AtomicU32,
-    /// The process that it was started in, and the thread once it is known. `None` where it does not run.
+    /// The process that it was started in, and the thread once that has begun. `None` where it does not run.
     running: Locked<Option<(u32, Option<Thread>)>>,
 }
 
@@ -74,7 +74,7 @@ impl Called {
     /// # Errors
     /// The system starts no thread.
     #[cfg_attr(ctxalloc_loom, allow(dead_code, reason = "a model starts its own"))]
-    pub(crate) fn start(&self, name: &str, run: fn()) -> io::Result<()> {
+    pub(crate) fn start(&'static self, name: &str, run: fn()) -> io::Result<()> {
         let _unattributed = unattributed();
         let (starts, _gone) = self.running.with(|running| match running {
             Some((process_id, _)) if *process_id == process::id() => (false, None),
@@ -83,38 +83,91 @@ impl Called {
         if !starts {
             return Ok(());
         }
-        self.mark.store(1, Ordering::Release); // it looks first
-        match spawn(name, run) {
-            Ok(thread) => {
-                let _before = self.running.with(|running| match running {
-                    Some((_, known)) => known.replace(thread),
-                    None => None, // it has come to its end already
-                });
-                self.wake(); // whoever called before it was known here
-                Ok(())
-            }
-            Err(error) => {
-                self.ends();
-                Err(error)
-            }
-        }
+        // It looks first: until it has begun nobody needs to wake it.
+        self.mark.store(1, Ordering::Release);
+        let work = move || {
+            self.runs_here();
+            run();
+        };
+        spawn(name, work).inspect_err(|_| self.ends())
     }
 
-    /// For models: this thread is the one that is called.
-    #[cfg(all(test, ctxalloc_loom))]
+    /// This thread is the one that is called. It says so itself: whoever started it may come to that late, when it has
+    /// ended and another one runs.
     pub(crate) fn runs_here(&self) {
-        self.running.with(|running| *running = Some((process::id(), Some(loom::thread::current()))));
+        let here = Some((process::id(), Some(current())));
+        let _before = self.running.with(|running| std::mem::replace(running, here));
     }
 }
 
 #[cfg(not(ctxalloc_loom))]
-fn spawn(name: &str, run: fn()) -> io::Result<Thread> {
-    std::thread::Builder::new().name(name.to_owned()).spawn(run).map(|started| started.thread().clone())
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    std::thread::Builder::new().name(name.to_owned()).spawn(work).map(drop)
 }
 
 #[cfg(ctxalloc_loom)]
-fn spawn(_: &str, run: fn()) -> io::Result<Thread> {
-    Ok(loom::thread::spawn(run).thread().clone())
+fn spawn(_: &str, work: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    drop(loom::thread::spawn(work));
+    Ok(())
+}
+
+#[cfg(all(test, not(any(ctxalloc_loom, miri))))]
+mod tests {
+    use super::Called;
+    use crate::sync::Made;
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::thread;
+    use std::time::{Duration, Instant};
+
+    fn called() -> &'static Called {
+        static CALLED: Made<Called> = Made::new();
+        CALLED.get_or_make(Called::new)
+    }
+
+    static LOOKS: AtomicUsize = AtomicUsize::new(0);
+    /// How many are to end. Who ends does so under the lock: as a thread of the queue does, for which nobody waits.
+    static TO_END: Mutex<usize> = Mutex::new(0);
+
+    /// Ends as soon as somebody wants it, and may be started again before its own start has returned.
+    fn run() {
+        loop {
+            called().begins_to_look();
+            LOOKS.fetch_add(1, Ordering::SeqCst);
+            let mut wanted = TO_END.lock().expect("no panic");
+            if *wanted > 0 {
+                *wanted -= 1;
+                called().ends();
+                return;
+            }
+            drop(wanted);
+            called().sleep(None);
+        }
+    }
+
+    #[test]
+    fn whoever_is_started_anew_is_the_one_that_is_called() {
+        for round in 0..2000 {
+            thread::scope(|threads| {
+                for _ in 0..4 {
+                    threads.spawn(|| {
+                        *TO_END.lock().expect("no panic") += 1;
+                        called().start("called", run).expect("a thread");
+                        called().call();
+                    });
+                }
+            });
+            *TO_END.lock().expect("no panic") = 0;
+            called().start("called", run).expect("a thread");
+            let seen = LOOKS.load(Ordering::SeqCst);
+            let began = Instant::now();
+            called().call();
+            while LOOKS.load(Ordering::SeqCst) == seen {
+                assert!(began.elapsed() < Duration::from_secs(5), "round {round}: a call was lost");
+                thread::yield_now();
+            }
+        }
+    }
 }
 
 #[cfg(all(test, ctxalloc_loom))]

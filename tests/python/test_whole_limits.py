@@ -225,3 +225,31 @@ def test_cpythons_own_loop_gets_its_small_objects():
                 assert type(error) is ctxalloc.BudgetExceeded, repr(error)
     """
     )
+
+
+def test_a_context_that_is_carried_on_by_setting_its_variables_is_limited():
+    """As asgiref's `async_to_sync` does it: no Context is entered, so none has another version."""
+    check("""
+        from contextlib import suppress
+
+        def carried_on(context):
+            for variable in context:
+                variable.set(context[variable])
+            return len([bytes(MiB) for _ in range(40)])
+
+        for _ in range(20):
+            refused = []
+            with suppress(ctxalloc.BudgetExceeded), ctxalloc.request(whole=True, limit_bytes=8 * MiB):
+                context = contextvars.copy_context()
+
+                def work():
+                    try:
+                        carried_on(context)
+                    except MemoryError as error:
+                        refused.append(error)
+
+                thread = threading.Thread(target=work)
+                thread.start()
+                thread.join()
+            assert refused, "it was not counted"
+    """)

@@ -219,8 +219,8 @@ def decide(route: dict[str, Any], measured: Measured) -> Decision:
         if len(measured) == 1 and its in measured:
             said = f"there is nothing to compare it with: it was recorded under {its}; name others with --strategy"
         return Decision("unknown", its, said, None)
-    gains = {name: _gain(name, base, rounds, route) for name, rounds in others.items()}
-    seconds = seconds_of(route, measured)
+    requests, seconds = max(1, route["requests"]), seconds_of(route, measured)
+    gains = {name: _gain(name, base, rounds, requests, seconds) for name, rounds in others.items()}
     good = [name for name, rounds in others.items() if _is_better(base, rounds, gains[name], seconds)]
     if good:
         best = _best(good, others)
@@ -255,10 +255,8 @@ def seconds_of(route: dict[str, Any], measured: Measured) -> float:
     return max(duration_ns / 1e9, statistics.median(_cpu(base)) if base else 0.0, 1e-9)
 
 
-def _gain(name: str, base: list[Round], rounds: list[Round], route: dict[str, Any]) -> Gain:
-    requests = max(1, route["requests"])
+def _gain(name: str, base: list[Round], rounds: list[Round], requests: int, seconds: float) -> Gain:
     saved = statistics.median(_cpu(base)) - statistics.median(_cpu(rounds))
-    seconds = seconds_of(route, {as_it_is(route).strategy: base})
     before, after = (median_of([one.peak_bytes for one in part]) for part in (base, rounds))
     return Gain(
         name,
@@ -311,7 +309,7 @@ def _is_smaller(rounds: list[Round], base: list[Round]) -> bool:
 def _is_better(base: list[Round], rounds: list[Round], gain: Gain, seconds: float) -> bool:
     if _is_much_larger(rounds, base, gain):
         return False
-    if _is_faster(base, rounds, seconds):
+    if _is_faster(base, rounds, seconds) and gain.share >= WORTH:
         return True
     is_slower = statistics.median(_cpu(rounds)) > statistics.median(_cpu(base)) * 1.05
     return _is_smaller(rounds, base) and not is_slower

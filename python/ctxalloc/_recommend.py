@@ -45,6 +45,11 @@ class Advice(NamedTuple):
     """Whether it cannot be replayed: its sizes are those of no program that ran here."""
 
     @property
+    def has_pool(self) -> bool:
+        """Whether it keeps memory warm."""
+        return self.decision.strategy in _advice.OVER_POOLS
+
+    @property
     def busy_seconds(self) -> float:
         """The time of its requests, or of their replay where that is longer."""
         return _advice.seconds_of(self.facts, self.measured)
@@ -72,8 +77,7 @@ class Found(NamedTuple):
     @property
     def kept(self) -> _snippets.Kept | None:
         """What the process should keep warm, for all routes that have a pool; None where none has one."""
-        has_pool = (one for one in self.advice if one.decision.strategy in _advice.OVER_POOLS)
-        pooled = [one for one in has_pool if not one.is_failed]
+        pooled = [one for one in self.advice if one.has_pool and not one.is_failed]
         if not pooled:
             return None
         whole = _advice.sizes_of(self.whole)
@@ -131,8 +135,8 @@ def advise(
         confidence = _advice.confidence_of(route, rounds_of)
         change = _advice.would_change(route, decision)
         sizes = _advice.sizes_of(route)
-        its_advice = Advice(name, route["requests"], decision, sizes, confidence, change, rounds_of, route, is_partial)
-        found.append(its_advice._replace(is_failed=name in failures))
+        facts = (route["requests"], decision, sizes, confidence, change, rounds_of, route, is_partial)
+        found.append(Advice(name, *facts, is_failed=name in failures))
         if is_partial:
             break
     if len(failures) == len(routes):  # no route was told apart: it is the recording, or what was asked for
@@ -311,7 +315,6 @@ def together_text(told: dict[str, Any]) -> str | None:
 
 def _route_as_json(one: Advice) -> dict[str, Any]:
     peaks = sorted(one.facts["peak_bytes"])
-    has_pool = one.decision.strategy in _advice.OVER_POOLS
     quantiles = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
     return {
         "route": one.route or UNNAMED,
@@ -324,7 +327,7 @@ def _route_as_json(one: Advice) -> dict[str, Any]:
         "withdrawn": one.withdrawn,
         "gain": None if one.decision.gain is None else one.decision.gain._asdict(),
         **one.sizes._asdict(),
-        **({} if has_pool else {"warm_bytes": None, "decay_seconds": None}),
+        **({} if one.has_pool else {"warm_bytes": None, "decay_seconds": None}),
         "confidence": one.confidence,
         "would_change": one.would_change,
         "peak_bytes": {name: _advice.quantile(peaks, q) for name, q in quantiles.items()} if peaks else {},

@@ -305,12 +305,12 @@ fn selected(thread: &mut Thread) -> Option<Handler> {
         }
         ((asked.attached)(), own, own.byte_add(asked.version_at).cast::<u64>().read())
     };
-    let is_known = thread.state == own && thread.version == version;
+    let (is_known, is_changing) = (thread.state == own && thread.version == version, is_changing());
     // Whoever sets NumPy's variable itself, as asgiref does to carry a Context on, changes no version.
-    if is_known && (attached != own || is_changing()) {
+    if is_known && (attached != own || is_changing) {
         return handler_of(thread.account);
     }
-    if is_changing() {
+    if is_changing {
         return None;
     }
     let handler = if attached == own {

@@ -9,6 +9,7 @@
 //! ```
 
 mod choice;
+mod ended;
 mod lives;
 mod measure;
 mod model;

@@ -23,8 +23,6 @@ use std::collections::{HashMap, HashSet};
 
 /// The most threads of a replay at one time.
 const MAX_THREADS: usize = 1024;
-/// The thread that all steps are put on.
-const THE_ONLY: u32 = 0;
 
 fn contradicts(what: String) -> Error {
     Error::Replay { what: format!("the recording contradicts itself: {what}"), advice: "record anew" }
@@ -145,7 +143,7 @@ impl<'a> Planner<'a> {
     }
 
     fn lane(&mut self, thread: u32) -> Result<u32, Error> {
-        let thread = if self.on_one_thread { THE_ONLY } else { thread };
+        let thread = if self.on_one_thread { MAIN } else { thread };
         if let Some(&lane) = self.lane_of.get(&thread) {
             return Ok(lane);
         }
@@ -440,7 +438,7 @@ impl<'a> Planner<'a> {
         let names = self.recording.names().to_vec();
         let blocks = self.made as usize;
         let turns = self.lives.into_turns();
-        let main = self.lane_of.get(if self.on_one_thread { &THE_ONLY } else { &MAIN }).copied();
+        let main = self.lane_of.get(&MAIN).copied();
         let (lanes, requests, facts, _file) = (self.lanes, self.planned, self.facts, ReadFrom::default());
         Plan { lanes, turns, main, requests, names, blocks, middle, facts, _file }
     }

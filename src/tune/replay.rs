@@ -60,8 +60,7 @@ pub fn replay_routes(plan: &Plan, choice: &Choice, routes: &HashMap<String, Choi
     let (gate, main_begins) = (Progress::default(), Progress::default());
     let (before, resident) = thread::scope(|threads| {
         let Some(main) = plan.main else { return stage.direct(threads, &gate, &main_begins) };
-        let director = thread::Builder::new().name("ctxalloc-replay".into()).stack_size(STACK_BYTES);
-        let director = director.spawn_scoped(threads, || {
+        let director = builder().spawn_scoped(threads, || {
             let directed = catch_unwind(AssertUnwindSafe(|| stage.direct(threads, &gate, &main_begins)));
             main_begins.publish(1); // whatever happened: the main thread waits
             gate.publish(1);
@@ -101,6 +100,10 @@ pub fn replay_routes(plan: &Plan, choice: &Choice, routes: &HashMap<String, Choi
 
 /// Of each thread, which calls nothing deep.
 const STACK_BYTES: usize = 256 << 10;
+
+fn builder() -> thread::Builder {
+    thread::Builder::new().name("ctxalloc-replay".into()).stack_size(STACK_BYTES)
+}
 
 /// A request from its beginning on. Its handler stays known: its blocks are what keeps it valid after the end.
 #[derive(Default)]
@@ -208,8 +211,7 @@ impl<'a> Stage<'a> {
             gate.wait(1);
             self.run(lane);
         };
-        let thread = thread::Builder::new().name("ctxalloc-replay".into()).stack_size(STACK_BYTES);
-        match thread.spawn_scoped(threads, work) {
+        match builder().spawn_scoped(threads, work) {
             Ok(running) => Some(running),
             Err(error) => {
                 self.fail(&format!("thread {lane} could not be started: {error}"));

@@ -1,5 +1,6 @@
 //! What a recording says of each route: how large its requests are, what their blocks are like, and when they come.
 
+use super::ended::Ended;
 use crate::error::Error;
 use crate::recording::{Reading, Recording, What};
 use std::collections::{BTreeMap, HashMap};
@@ -69,8 +70,7 @@ struct Open {
     root: u64,
     began_ns: u64,
     ended_ns: Option<u64>,
-    /// Whether the thread that ended it has done something else since: what the step that ended it holds has not
-    /// escaped.
+    /// Whether the step that ended it is over.
     is_settled: bool,
     refused: bool,
 }
@@ -152,17 +152,14 @@ struct Reader {
     by_name: HashMap<u32, usize>,
     requests: HashMap<u64, Open>,
     blocks: HashMap<u64, Live>,
-    /// Requests that each thread has ended, and done nothing but free blocks since.
-    ended_by: HashMap<u32, Vec<u64>>,
+    ended: Ended,
 }
 
 impl Reader {
     fn read(&mut self, at_ns: u64, thread: u32, request: u64, what: What, recording: &Recording) {
         let names = recording.names();
-        if !matches!(what, What::Free { .. }) {
-            for request in self.ended_by.remove(&thread).into_iter().flatten() {
-                self.requests.entry(request).and_modify(|open| open.is_settled = true);
-            }
+        for request in self.ended.settled_by(thread, &what) {
+            self.requests.entry(request).and_modify(|open| open.is_settled = true);
         }
         match what {
             What::Begin { name, handler, parent } => {
@@ -225,7 +222,7 @@ impl Reader {
             What::End { sums } => {
                 let Some(open) = self.requests.get_mut(&request) else { return };
                 open.ended_ns = Some(at_ns);
-                self.ended_by.entry(thread).or_default().push(request);
+                self.ended.push(thread, request);
                 let (route, is_root) = (open.route, open.root == request);
                 let (duration_ns, refused) = (at_ns.saturating_sub(open.began_ns), open.refused || sums.refused > 0);
                 if is_root {

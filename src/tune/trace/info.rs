@@ -6,6 +6,7 @@ use super::{EVENTS_AT_ONCE, Values, Walk, named, rooms};
 use crate::error::Error;
 use crate::recording::{Event, Full, Pages, Recording, Room, What};
 use crate::strategy::account::MAX_DEPTH;
+use crate::tune::ended::Ended;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -71,7 +72,7 @@ struct Its {
     parent: u32,
 }
 
-/// Of a request that has not ended, or whose thread has done nothing else since.
+/// Of a request that has not ended, or whose last step is not over.
 struct Open {
     began_ns: u64,
     /// Its blocks and those of the requests inside of it.
@@ -102,9 +103,7 @@ pub(crate) struct Info {
     its: Pages<Its>,
     open: HashMap<u64, Open>,
     max_open: usize,
-    /// Requests that each thread has ended, and done nothing but free blocks since: what the step that ended them still
-    /// holds has not escaped.
-    ended_by: HashMap<u32, Vec<u64>>,
+    ended: Ended,
     pub(crate) events: u64,
     first_ns: u64,
     last_ns: u64,
@@ -125,7 +124,7 @@ impl Info {
             its: Pages::default(),
             open: HashMap::new(),
             max_open: 0,
-            ended_by: HashMap::new(),
+            ended: Ended::default(),
             events: 0,
             first_ns: 0,
             last_ns: 0,
@@ -159,8 +158,7 @@ impl Info {
     pub(crate) fn read(&mut self) -> Result<bool, Error> {
         for _ in 0..EVENTS_AT_ONCE {
             let Some((event, before)) = self.walk.next()? else {
-                let threads: Vec<_> = self.ended_by.keys().copied().collect();
-                threads.into_iter().for_each(|thread| self.settle(thread));
+                self.ended.rest().for_each(|request| self.settle(request));
                 return Ok(false);
             };
             if self.events == 0 {
@@ -172,21 +170,17 @@ impl Info {
         Ok(true)
     }
 
-    /// What the requests that this thread has ended left behind, has escaped.
-    fn settle(&mut self, thread: u32) {
-        for request in self.ended_by.remove(&thread).into_iter().flatten() {
-            let Some(Open { alive, ended, .. }) = self.open.remove(&request) else { continue };
-            self.room.0 += ENDED_BYTES;
-            let Some(row) = self.rows.get_mut(self.its.get(request).row as usize) else { continue };
-            row.escaped += alive;
-            row.escaped_bytes = row.escaped_bytes.saturating_add(ended.map_or(0, |(_, bytes)| bytes));
-        }
+    /// The step that ended this request is over: what is left of it has escaped.
+    fn settle(&mut self, request: u64) {
+        self.room.give(ENDED_BYTES);
+        let Some(Open { alive, ended, .. }) = self.open.remove(&request) else { return };
+        let Some(row) = self.rows.get_mut(self.its.get(request).row as usize) else { return };
+        row.escaped += alive;
+        row.escaped_bytes = row.escaped_bytes.saturating_add(ended.map_or(0, |(_, bytes)| bytes));
     }
 
     fn add(&mut self, event: &Event, before: Before) -> Result<(), Full> {
-        if !self.ended_by.is_empty() && !matches!(event.what, What::Free { .. }) {
-            self.settle(event.thread);
-        }
+        self.ended.settled_by(event.thread, &event.what).into_iter().for_each(|request| self.settle(request));
         if let What::Begin { name, handler, parent } = event.what {
             return self.begin(event, name, handler, parent);
         }
@@ -233,7 +227,7 @@ impl Info {
                 row.nanoseconds.push(event.at_ns.saturating_sub(open.began_ns), &mut self.room)?;
                 open.ended = Some((event.at_ns, sums.live_bytes));
                 self.room.take(ENDED_BYTES)?;
-                self.ended_by.entry(event.thread).or_default().push(event.request);
+                self.ended.push(event.thread, event.request);
             }
         }
         Ok(())

@@ -305,23 +305,23 @@ fn selected(thread: &mut Thread) -> Option<Handler> {
         }
         ((asked.attached)(), own, own.byte_add(asked.version_at).cast::<u64>().read())
     };
-    let (is_known, is_changing) = (thread.state == own && thread.version == version, is_changing());
-    // Whoever sets NumPy's variable itself, as asgiref does to carry a Context on, changes no version.
-    if is_known && (attached != own || is_changing) {
-        return handler_of(thread.account);
+    let is_attached = attached == own;
+    // From 3.12 on a thread asks for its own: one that is attached by another state is in another interpreter.
+    let reader = asked.reader.as_ref().filter(|reader| attached.is_null() || reader.is_of_any_thread());
+    // What was found the last time is only for where nobody can be asked: whoever sets NumPy's variable itself, as
+    // asgiref does to carry a Context on, changes no version.
+    let is_changing = is_changing();
+    if is_changing || !(is_attached || reader.is_some()) {
+        let is_known = thread.state == own && thread.version == version;
+        return if is_known { handler_of(thread.account) } else { None };
     }
-    if is_changing {
-        return None;
-    }
-    let handler = if attached == own {
+    let handler = if is_attached {
         // SAFETY: the state that is attached is this thread's own, so it has the GIL and Python runs.
         unsafe { ask(asked) }
     } else {
-        // From 3.12 on a thread asks for its own: one that is attached by another state is in another interpreter.
-        let reader = asked.reader.as_ref().filter(|reader| attached.is_null() || reader.is_of_any_thread())?;
         // SAFETY: this thread's state, and Python runs. What the variable has lives as long as the Context, in which
         // this thread is.
-        unsafe { reader.value(own).and_then(|value| handler_in(value.as_ptr())) }
+        unsafe { reader?.value(own).and_then(|value| handler_in(value.as_ptr())) }
     };
     thread.state = own;
     thread.version = version;

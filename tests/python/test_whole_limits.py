@@ -253,3 +253,24 @@ def test_a_context_that_is_carried_on_by_setting_its_variables_is_limited():
                 thread.join()
             assert refused, "it was not counted"
     """)
+
+
+def test_such_a_context_is_counted_without_the_gil_too():
+    check("""
+        seen = []
+        for _ in range(20):
+            with ctxalloc.request(whole=True) as request:
+                context = contextvars.copy_context()
+
+                def work():
+                    for variable in context:
+                        variable.set(context[variable])
+                    block = without_gil.malloc(5 * MiB)
+                    seen.append(request.stats.whole.native_bytes >= 5 * MiB)
+                    without_gil.free(block)
+
+                thread = threading.Thread(target=work)
+                thread.start()
+                thread.join()
+        assert seen == [True] * 20, seen
+    """)

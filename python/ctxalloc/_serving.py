@@ -332,10 +332,15 @@ class Served:
         context = before.context_now() if waits else contextvars.copy_context()
         begun._when_settled(functools.partial(context.run, tell))  # noqa: SLF001
 
+    def _note(self, *refusals: BudgetExceeded) -> None:
+        self._refusal = (*(self._refusal or ()), *refusals)
+
     def refusal_of(self, error: BaseException) -> BudgetExceeded | None:
         """The refusal that led to an exception; None where another reason did."""
         leaves = leaves_of(error)
-        known = {id(refused.__cause__): refused for refused in self._refusal or ()}
+        known: dict[int, BudgetExceeded] = {}
+        for refused in self._refusal or ():
+            known[id(refused)] = known[id(refused.__cause__)] = refused
         unknown: list[BaseException] = [
             leaf
             for leaf in leaves
@@ -345,15 +350,17 @@ class Served:
             told = self.request._refusals_of(unknown)  # noqa: SLF001 - made for this
             new = [refused.with_traceback(None) for refused in told if refused is not None]
             known |= {id(refused.__cause__): refused for refused in new}
-            if new:
-                self._refusal = tuple(known.values())
+            self._note(*new)
         for leaf in leaves:
             if not isinstance(leaf, Exception) and id(leaf) not in known and self.request is not None:
                 chosen = self.request._chosen_of(leaf)  # noqa: SLF001 - made for this
                 if chosen is not None:
                     known[id(leaf)] = chosen
-                    self._refusal = tuple(known.values())
-        found = [leaf if isinstance(leaf, BudgetExceeded) else known.get(id(leaf)) for leaf in leaves]
+                    self._note(chosen)
+            elif isinstance(leaf, BudgetExceeded) and id(leaf) not in known:
+                known[id(leaf)] = leaf  # as a whole request is told
+                self._note(leaf)
+        found = [known.get(id(leaf)) for leaf in leaves]
         refusals = [refused for refused in found if refused is not None]
         if len(refusals) != len(leaves):
             return None
@@ -450,10 +457,10 @@ def serving() -> Served | None:
 
 def refusal(error: BaseException) -> BudgetExceeded | None:
     """See ``problems.refusal``."""
-    if isinstance(error, BudgetExceeded):
-        return error
     here = SERVING.get()
-    return None if here is None else here.refusal_of(error)
+    if here is not None:
+        return here.refusal_of(error)
+    return error if isinstance(error, BudgetExceeded) else None
 
 
 @contextlib.contextmanager

@@ -64,8 +64,8 @@ RULES: Final = (
     (
         "withdrawn: all routes are replayed together, each as advised; advice is not given with which they take 5% "
         "more processor time, by medians and by fastest rounds, or with which all rounds take more than each as they "
-        "are; or all hold more memory: by 8 MiB, by 5%, and by more than half the share that the route saves of the "
-        "time of all"
+        "are; or all hold more memory: by 8 MiB, by 5%, and by more than half the share that the routes save of the "
+        "time of all, or that one of them saves for what it adds"
     ),
 )
 

@@ -1,9 +1,11 @@
 """All advice of ``ctxalloc recommend`` in one process: routes that gain something alone may cost one another memory.
 
 A route is measured by itself, where it has the process's memory for itself too. Here all routes are replayed together,
-each as advised, beside all of them as they are. Where that is worse, routes are added one after the other, those that
-gain the most first, and whichever makes it worse is not advised. More memory is worse only if what the route saves does
-not pay for it: a few MiB are not worth most of a route's time.
+each as advised, beside all of them as they are. More memory is worse only if what is saved does not pay for it: a few
+MiB are not worth most of a route's time. Where all of them pay for it together (routes share a pool, and either alone
+would have to pay for all of it), routes are left out one after the other, those that gain the least first: whichever
+does not pay for what it adds is not advised. Otherwise routes are added one after the other, those that gain the most
+first, and whichever makes it worse is not advised.
 """
 
 import statistics
@@ -71,8 +73,8 @@ def tried(
         return _rounds(recording, as_they_are, {**as_they_are, **routes}, rounds, shown)
 
     every = with_these({one.route: one.strategy for one in order})
-    if worse(every) is None:
-        yield Together(every, {}, [])
+    if worse(every, allowed=sum(_advice.paid(one.share) for one in order)) is None:
+        yield from _paying(order, every, with_these)
         return
     kept: dict[str, str] = {}
     withdrawn: dict[str, str] = {}
@@ -89,6 +91,25 @@ def tried(
         else:
             withdrawn[one.route] = _withdrawal(one, why, kept)
         yield Together(best, dict(withdrawn), names[number + 1 :])
+
+
+def _paying(
+    order: list[Wanted], every: Measured, with_these: Callable[[Mapping[str, str]], Measured]
+) -> Iterator[Together]:
+    """Without the routes that do not pay for the memory that they add to the others."""
+    found, withdrawn = every, dict[str, str]()
+    kept = {one.route: one.strategy for one in order}
+    yield Together(found, {}, [])
+    for one in reversed(order):
+        if len(kept) == 1 or worse(found) is None:
+            return
+        others = {route: strategy for route, strategy in kept.items() if route != one.route}
+        without = with_these(others)
+        why = _larger(found[ADVISED], without[ADVISED], _advice.paid(one.share))
+        if why is not None:
+            withdrawn[one.route] = _withdrawal(one, why, others)
+            kept, found = others, without
+            yield Together(found, dict(withdrawn), [])
 
 
 def _rounds(
@@ -117,15 +138,22 @@ def worse(found: Measured, allowed: float = 0.0) -> str | None:
     ``allowed``: what share of memory more is no reason.
     """
     base, advised = found[AS_THEY_ARE], found[ADVISED]
-    if _advice.is_larger(advised, base, max(MORE_MEMORY, allowed), _advice.MORE_MEMORY_BYTES):
-        before, after = (median_of([one.peak_bytes for one in part]) or 0 for part in (base, advised))
-        return f"hold {size_text(after - before)} more at the peak ({_ratio(after, before)})"
+    larger = _larger(advised, base, allowed)
+    if larger is not None:
+        return larger
     before, after = (statistics.median(map(_cpu, part)) for part in (base, advised))
     fastest, slowest = min(map(_cpu, advised)), max(map(_cpu, base))
     is_much_slower = after > before * (1 + MORE_TIME) and fastest > min(map(_cpu, base)) * (1 + MORE_TIME)
     if fastest > slowest or is_much_slower:
         return f"take {(after - before) * 1000:.1f} ms more of processor time ({_ratio(after, before)})"
     return None
+
+
+def _larger(rounds: list[Round], than: list[Round], allowed: float) -> str | None:
+    if not _advice.is_larger(rounds, than, max(MORE_MEMORY, allowed), _advice.MORE_MEMORY_BYTES):
+        return None
+    before, after = (median_of([one.peak_bytes for one in part]) or 0 for part in (than, rounds))
+    return f"hold {size_text(after - before)} more at the peak ({_ratio(after, before)})"
 
 
 def _cpu(one: Round) -> float:

@@ -129,6 +129,27 @@ def test_what_one_route_saves_pays_for_no_other(machine: Machine, monkeypatch: p
     assert machine.asked[-1] == {"a": "pool", "c": "arena"}
 
 
+def test_what_routes_share_they_pay_for_together(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "peak_bytes", lambda routes: (114 if {"a", "b"} & set(routes) else 100) * MiB)
+    last = answers()[-1]
+    assert last.withdrawn == {}, "neither a (7.5 %) nor b (5 %) would pay alone"
+    assert machine.asked[1:] == [
+        {"a": "pool", "b": "hugepages"},
+        {"a": "pool", "c": "arena"},
+        {"b": "hugepages", "c": "arena"},
+    ]
+    monkeypatch.setattr(machine, "peak_bytes", lambda routes: (116 if {"a", "b"} & set(routes) else 100) * MiB)
+    assert set(answers()[-1].withdrawn) == {"a", "b"}, "30 % of the time pay for 15 %"
+
+
+def test_who_adds_memory_to_what_others_pay_for_is_withdrawn(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "peak_bytes", lambda routes: (100 + 12 * ("c" in routes)) * MiB)
+    last = answers()[-1]
+    assert list(last.withdrawn) == ["c"]
+    assert machine.asked[1:] == [{"a": "pool", "b": "hugepages"}], "which is no worse: nobody else is asked"
+    assert [one.peak_bytes for one in last.rounds[ADVISED]] == [100 * MiB] * 3, "of what is advised in the end"
+
+
 def test_much_slower_by_the_medians_is_slower_though_rounds_overlap(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

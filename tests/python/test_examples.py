@@ -35,6 +35,8 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 # A change log speaks of what was, also where it is no longer.
 CURRENT_DOCUMENTS = [path for path in DOCUMENTS if path.name != "CHANGELOG.md"]
 
+MAX_WORDS = 20_000
+
 
 def by_name(path: Path) -> str:
     return str(path.relative_to(ROOT))
@@ -95,6 +97,14 @@ def test_every_block_of_a_document_that_rustdoc_reads_names_its_language(name: s
     """Rustdoc takes one without for Rust."""
     for block in documents.blocks((ROOT / name).read_text()):
         assert block.language, f"{name}:{block.line}"
+
+
+def test_the_guides_are_short_enough_to_be_read() -> None:
+    """README.md and the guides, without their fenced blocks: words between white space."""
+    guides = [ROOT / "README.md", *ROOT.glob("docs/*.md")]
+    words = {guide.name: len(documents.FENCE.sub("", guide.read_text()).split()) for guide in guides}
+    longest = sorted(words.items(), key=lambda of: -of[1])
+    assert sum(words.values()) <= MAX_WORDS, f"say it once, and link: {longest}"
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=by_name)

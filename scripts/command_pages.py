@@ -17,6 +17,7 @@ import shtab
 from argparse_manpage.manpage import Manpage
 
 import ctxalloc
+from ctxalloc import _files
 from ctxalloc._command import _parser
 
 SHARE: Final = Path(__file__).parents[1] / "python" / "installed" / "data" / "share"
@@ -40,7 +41,7 @@ def pages() -> dict[Path, str]:
     """What each file has in it."""
     parser = _parser()
     for action in actions(parser):
-        if action.type is Path or action.dest == "program":
+        if action.type in (Path, _files.named) or action.dest == "program":
             action.complete = shtab.FILE  # type: ignore[attr-defined] - shtab reads this
         if action.dest == "handler":
             action.choices = [handler.name for handler in ctxalloc.handlers()]

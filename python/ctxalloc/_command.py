@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from ctxalloc import _compare, _flame, _info, _report, _run, _trace, _tune, _whole
+from ctxalloc import _compare, _files, _flame, _info, _report, _run, _starting, _trace, _tune, _whole
 from ctxalloc._native import __version__
 from ctxalloc._program import Program, RefusedError, UsageError
 from ctxalloc._text import says, size_of
@@ -74,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         "stack: a flame graph in a .html, folded stacks in a .folded, pprof in a .pb.gz",
     )
     run.add_argument("--kind", help=argparse.SUPPRESS)
-    run.add_argument("--output", metavar="FILE", type=Path, help="write the report to this file")
+    run.add_argument("--output", metavar="FILE", type=_files.named, help="write the report to this file; - is stdout")
     run.add_argument(
         "--compare",
         action="store_true",
@@ -116,7 +116,9 @@ def _parser() -> argparse.ArgumentParser:
         required=True,
         help="the log that RMM's REPLAY_BENCHMARK replays; pprof; the JSON that ui.perfetto.dev opens",
     )
-    exported.add_argument("--output", metavar="FILE", type=Path, help="where; by default beside the recording")
+    exported.add_argument(
+        "--output", metavar="FILE", type=_files.named, help="where; by default beside the recording; - is stdout"
+    )
     exported.add_argument("recording", type=Path, help="the file; those beside it are read with it")
     info = commands.add_parser("info", **says("what this machine and this Python offer, and what to change"))
     info.add_argument("--json", action="store_true", help="print it for programs")
@@ -160,6 +162,7 @@ def _printed(options: argparse.Namespace) -> int:
         out.reconfigure(errors="backslashreplace")  # names are a program's own, and it may be of ASCII only
     status = 0
     try:
+        _starting.is_over()
         if options.command in _tune.COMMANDS:
             status = _tune.run(options, out)
         elif options.command == "compare":
@@ -169,7 +172,7 @@ def _printed(options: argparse.Namespace) -> int:
         elif options.command == "trace" and options.trace == "info":
             _trace.print_info(options.recording, out, is_json=options.json)
         elif options.command == "trace":
-            print(_trace.export(options.recording, options.to, options.output), file=out)
+            _trace.export(options.recording, options.to, options.output, out)
         else:
             print(_whole.library(), file=out)
         out.flush()
@@ -225,6 +228,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.whole:
             _whole.prepare(list(sys.argv[1:] if arguments is None else arguments), compares=options.compare)
         if options.compare:
+            _starting.is_over()
             return _compare.compare(program, options.handler or "pool", options.limit, options.rounds or 3, sys.stderr)
         wanted = None
         if options.report:

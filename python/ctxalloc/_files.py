@@ -29,6 +29,11 @@ class Target(NamedTuple):
     identity: tuple[int, int] | None = None
     """The device and number of the file behind the descriptor, which the program may close and open for another."""
 
+    @property
+    def is_standard_output(self) -> bool:
+        """Nothing else is to be printed there."""
+        return self.descriptor == 1
+
     def write(self, content: bytes) -> None:
         """Write it. OSError: it cannot be written."""
         self.write_parts([content])
@@ -42,6 +47,11 @@ class Target(NamedTuple):
         else:
             for part in parts:
                 write_to(self.descriptor, part)
+
+
+def named(text: str) -> Path:
+    """The file that an option names: ``-`` is standard output."""
+    return Path("/dev/stdout" if text == "-" else text)
 
 
 def target_of(path: Path) -> Target:

@@ -77,3 +77,6 @@ def shadowing() -> "list[str]":
 
 if _runs_as_module() or _runs_as_script():
     _standard_first()
+    from ctxalloc import _starting
+
+    _starting.begin()

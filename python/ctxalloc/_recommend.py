@@ -218,6 +218,9 @@ def recommend(
             target = _files.target_of(output)
         except OSError as error:
             raise UsageError(f"--output {output}: no file can be written there ({error.strerror})") from None
+    is_page_only = target is not None and target.is_standard_output
+    if is_page_only and is_json:
+        raise UsageError("--json goes to standard output, where --output has the page go: give that a file")
     recording = opened(path)
     shown = progress_on(sys.stderr)
     try:
@@ -233,7 +236,7 @@ def recommend(
     if is_json:
         json.dump(told, out, indent=2)
         print(file=out)
-    else:
+    elif not is_page_only or problem is not None:
         _print(path, told, out)
     if problem is not None:
         out.flush()

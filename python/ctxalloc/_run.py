@@ -16,7 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, NamedTuple, TextIO
 
-from ctxalloc import _files, _flame, _native, _program, _report, _standard_error, metrics, strategies
+from ctxalloc import _files, _flame, _native, _program, _report, _standard_error, _starting, metrics, strategies
 from ctxalloc._errors import BudgetExceeded, UnknownHandlerError
 from ctxalloc._executors import wrap
 from ctxalloc._profile import FRAMES, Profile, profiled
@@ -97,6 +97,7 @@ def _record(path: Path) -> None:
     """Records this process, and those that it starts, until they end. UsageError: it cannot."""
     if path.exists():
         raise UsageError(f"--record {path}: it is there; remove it, or set CTXALLOC_RECORD={path} to add to it")
+    _starting.undo.append(functools.partial(_withdraw_recording, path))
     try:
         # The first request is the program, which has all others inside of it: it must not be left out.
         _RECORDING.append(_native.record(path, one_in=1))
@@ -107,7 +108,8 @@ def _record(path: Path) -> None:
 
 def _withdraw_recording(path: Path) -> None:
     """Nothing ran: the file would only be in the way of the next try."""
-    _RECORDING.pop().stop()
+    while _RECORDING:
+        _RECORDING.pop().stop()
     with contextlib.suppress(OSError):
         path.unlink()
 
@@ -316,6 +318,7 @@ def _status_of(program: Program, request: _native.Request | None) -> int:
     """What the interpreter would exit with. KeyboardInterrupt, already printed: it was interrupted."""
     try:
         with request or contextlib.nullcontext():
+            _starting.is_over()
             program.execute()
     except UsageError:
         raise

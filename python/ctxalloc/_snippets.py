@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 from ctxalloc._choices import pattern_of
 from ctxalloc._replay import BASE
+from ctxalloc._sites import UNNAMED
 
 
 class Set(NamedTuple):
@@ -65,6 +66,12 @@ def is_pattern(route: str) -> bool:
     return True
 
 
+def _whose(one: Set) -> str:
+    """Which requests of a program a name that is no route stands for."""
+    called = f"is called {one.route!r}"
+    return {"": "has no name", UNNAMED: f"has no name or {called}"}.get(one.route, called)
+
+
 def python(sets: Sequence[Set], kept: Kept | None) -> str:
     """The middleware's ``routes``, and requests by hand for names that are no routes."""
     rows: list[str] = []
@@ -82,6 +89,7 @@ def python(sets: Sequence[Set], kept: Kept | None) -> str:
         words += [] if strategy is None else [f"strategy={strategy}"]
         terms = f"ctxalloc.request({', '.join(words)})"
         if not is_pattern(one.route):
+            by_hand.append(f"# In place of each request of your code that {_whose(one)}:")
             by_hand.append(f"with {terms}:{'' if one.strategy else f'  # {_ITS_OWN}'}\n    ...  # the work")
         else:
             # An arena is for one request: a function makes each its own.
@@ -152,16 +160,18 @@ def _beside(strategy: str | None) -> str:
 
 
 def rust(sets: Sequence[Set]) -> str:
-    """The layer of tower: terms by route. There is none without a name."""
+    """The layer of tower: terms by route."""
     names: set[str] = set()
     sources: set[str] = set()
     shared: list[str] = []
     arms: dict[tuple[str, str], str] = {}
     aside: list[str] = []
-    for one in filter(lambda one: one.route, sets):
+    for one in sets:
         if not is_pattern(one.route):
             terms = _in_rust(one, set(), set(), [])
-            aside.append(f"// By hand: ctxalloc::request().name({_rust_text(one.route)}){terms}")
+            name = f".name({_rust_text(one.route)})" if one.route else ""
+            where = "" if one.route else ", where a request has no name"
+            aside.append(f"// By hand{where}: ctxalloc::request(){name}{terms}")
             continue
         method, path = pattern_of(one.route)
         key = "_" if method is None else _rust_text(method), _rust_text(_axum(path))

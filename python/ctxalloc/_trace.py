@@ -228,17 +228,22 @@ def _row(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def export(path: Path, to: str, output: Path | None) -> Path:
-    """Writes the recording in another format; where. UsageError: it cannot be read or written."""
+def export(path: Path, to: str, output: Path | None, out: TextIO) -> None:
+    """Writes the recording in another format, and prints where. UsageError: it cannot be read or written."""
     trace = Trace(path)
     _gaps.warn("trace", trace.recording.gaps)
-    target = output or path.with_name(path.name + SUFFIXES[to])
-    check_output(target)
+    where = output or path.with_name(path.name + SUFFIXES[to])
+    check_output(where)
+    target = None
     try:
-        _files.target_of(target).write_parts(trace.parts(to))
+        target = _files.target_of(where)
+        target.write_parts(trace.parts(to))
     except OSError as error:
-        raise UsageError(f"{target}: {error.strerror}") from None
-    return target
+        if target is not None and target.is_standard_output:
+            raise  # as where anything else is printed
+        raise UsageError(f"{where}: {error.strerror}") from None
+    if not target.is_standard_output:
+        print(where, file=out)
 
 
 def check_output(target: Path) -> None:

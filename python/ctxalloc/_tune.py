@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from ctxalloc import _recommend, _replay
+from ctxalloc import _files, _recommend, _replay
 from ctxalloc._ending import ENDING, StoppedError
 from ctxalloc._program import UsageError
 from ctxalloc._text import says
@@ -47,7 +47,12 @@ def add_to(commands: Any, rounds: Callable[[str], int]) -> None:
                 help="all on one thread, in the recorded order: the same steps at each round",
             )
         else:
-            command.add_argument("--output", metavar="FILE", type=Path, help="write a page, a .html")
+            command.add_argument(
+                "--output",
+                metavar="FILE",
+                type=_files.named,
+                help="write a page, a .html; -: to stdout, in place of the text",
+            )
 
 
 def run(options: argparse.Namespace, out: TextIO) -> int:

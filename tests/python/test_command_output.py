@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import recordings
 
 pytestmark = [pytest.mark.any_numpy, pytest.mark.once]
 PROGRAM = "import numpy as np, os, sys; x = np.ones(100000); print('printed'); print('said', file=sys.stderr)\n"
@@ -208,3 +209,48 @@ def test_a_program_that_prints_in_its_own_way_has_its_report(printing: str, prog
     assert "arrays: 781 KiB at the peak" in done.stderr
     done = ctxalloc("--report=json", "--output", "out", program, cwd=program.parent)
     assert json.loads((program.parent / "out").read_text())["parts"] == {}, done.stderr
+
+
+def printed(*words: str | Path, cwd: Path, status: int = 0) -> bytes:
+    """What a command of recordings prints; it must leave no file there."""
+    before = sorted(cwd.iterdir())
+    command = [sys.executable, "-m", "ctxalloc", *map(str, words)]
+    done = subprocess.run(command, capture_output=True, timeout=300, check=False, cwd=cwd)
+    assert done.returncode == status, done.stderr
+    assert sorted(cwd.iterdir()) == before
+    return done.stdout if status == 0 else done.stderr
+
+
+def test_a_line_as_the_output_is_standard_output(tmp_path: Path) -> None:
+    made = recordings.Script()
+    for _ in range(3):
+        made.end(made.begin("GET /report"))
+    path = made.write(tmp_path / "service.trace")
+    export = ["trace", "export", path, "--to", "rmm.csv", "--output"]
+    assert printed(*export, "-", cwd=tmp_path).startswith(b"Thread,Time,")
+    assert printed(*export, "/dev/stdout", cwd=tmp_path) == printed(*export, "-", cwd=tmp_path)
+    recommend = ["recommend", path, "--rounds", "1", "--strategy", "default,pool", "--output", "-"]
+    page = printed(*recommend, cwd=tmp_path).strip()
+    assert page.lower().startswith(b"<!doctype html>")
+    assert page.endswith(b"</html>")
+    said = b"ctxalloc recommend: --json goes to standard output, where --output has the page go: give that a file\n"
+    assert printed(*recommend, "--json", cwd=tmp_path, status=2) == said
+    ran = printed("run", "--report=json", "--output", "-", "-c", "print('its own')", cwd=tmp_path)
+    first, _, report = ran.partition(b"\n")
+    assert first == b"its own"
+    assert "sites" in json.loads(report)
+
+
+def test_whoever_reads_enough_of_an_export_ends_it_quietly(tmp_path: Path) -> None:
+    made = recordings.Script()
+    for number in range(20_000):
+        made.end(made.begin(f"GET /{number % 100}"))
+    path = made.write(tmp_path / "service.trace")
+    command = [sys.executable, "-m", "ctxalloc", "trace", "export", path, "--to", "perfetto", "--output", "-"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as export:
+        assert export.stdout is not None
+        assert export.stderr is not None
+        assert export.stdout.read(1) == b"{"
+        export.stdout.close()
+        assert export.stderr.read() == b""
+    assert export.returncode == 0

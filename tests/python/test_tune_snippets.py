@@ -31,6 +31,19 @@ SETS = [
 ]
 
 
+def test_what_is_pasted_says_where_a_request_without_a_name_is() -> None:
+    sets = [Set("", "pool", MiB, None), Set("nightly", "pool", 2 * MiB, None)]
+    where = "\n# In place of each request of your code that "
+    work = ":\n    ...  # the work"
+    python = _snippets.python(sets, None)
+    assert f"{where}has no name:\nwith ctxalloc.request(limit_bytes={MiB}){work}" in python
+    assert f"{where}is called 'nightly':\nwith ctxalloc.request(name='nightly', limit_bytes={2 * MiB}){work}" in python
+    assert f"\n// By hand, where a request has no name: ctxalloc::request().limit_bytes({MiB})" in _snippets.rust(sets)
+    assert f"{where}has no name or is called 'unnamed':\n" in _snippets.python(
+        [Set("unnamed", "pool", MiB, None)], None
+    )
+
+
 def test_the_middlewares_routes_run_and_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(ctxalloc, "configure", lambda **options: seen.append(options))

@@ -186,7 +186,7 @@ core_alone := --lib --test rust --test requests --test process --test events --t
 # Many of them wait, for memory to be given back or for a child: so more at a time than there are processors.
 test_threads := --test-threads=4
 # Cargo builds one after the other; then both run at the same time. Without make's flags: cargo would look for its jobserver.
-test-rust: ## cargo test: with tokio and tracing, and the core alone
+test-rust: $(DONE)/venv ## cargo test: with tokio and tracing, and the core alone
 	$(CARGO) test --quiet --locked $(services) --no-run
 	$(CARGO) test --quiet --locked --no-default-features $(core_alone) --no-run
 	$(side_by_side) test-rust-services test-rust-core

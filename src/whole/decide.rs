@@ -212,7 +212,12 @@ pub(super) fn is_native(block: *const u8) -> bool {
 
 /// Whether this thread's request, or else `owner`, pays for a block that was nobody's and grows.
 pub(super) fn pays_for_growth(thread: &mut Thread, owner: impl FnOnce() -> Option<Handler>) -> bool {
-    WHOLE_REQUESTS.load(Ordering::Relaxed) > 0 && selected(thread).or_else(owner).is_some_and(is_counted)
+    any_is_charged() && selected(thread).or_else(owner).is_some_and(is_counted)
+}
+
+/// Whether there is a request that blocks may be charged to. Relaxed: a thread that has one selected knows of it.
+fn any_is_charged() -> bool {
+    WHOLE_REQUESTS.load(Ordering::Relaxed) > 0
 }
 
 /// The handler of the request that is selected on this thread.
@@ -235,7 +240,7 @@ impl Decider {
         let is_small = size_bytes < EXACT_FROM;
         let thread = busy(thread);
         self.free_postponed();
-        let selected = (self.binding.selected)(thread.0).or_else(owner);
+        let selected = if any_is_charged() { (self.binding.selected)(thread.0).or_else(owner) } else { None };
         if thread.0.raising == OWED {
             (self.binding.owes)(thread.0);
             Self::look_soon_if_owed(thread.0);

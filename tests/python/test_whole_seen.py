@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -210,6 +211,8 @@ def test_the_page_and_on_end_have_the_parts():
     """)
 
 
+NATIVE = r"native memory: 19\.[0-3] MiB"
+"""SCRIPT's 20 MB, and what Python itself takes: small blocks, of which each sample stands for 16 KiB and more."""
 SCRIPT = """
 import ctypes, json, threading
 import numpy
@@ -266,7 +269,8 @@ def test_a_report_has_sites_of_native_memory_and_objects(script, tmp_path):
 
 def test_a_report_as_text_has_the_parts_and_what_was_nobodys(script):
     printed = reported(script, "--report").stderr
-    for text in ("native memory: 19.1 MiB at the peak", "together: ", "the whole program: ", "charged to nobody: "):
+    assert re.search(NATIVE + " at the peak", printed), printed
+    for text in ("together: ", "the whole program: ", "charged to nobody: "):
         assert text in printed, printed
     rows = [line.split() for line in printed.splitlines() if "script.py:" in line]
     assert any("native memory" in " ".join(row) and row[-1].startswith("native") for row in rows), printed
@@ -281,7 +285,7 @@ def test_graphs_have_the_part_around_the_calls(script, tmp_path, suffix):
         assert b"\nnative memory;<module> (" in content
         assert b"\nobjects;<module> (" in content
     elif suffix == "html":
-        assert b"native memory: 19.1 MiB" in content
+        assert re.search(NATIVE.encode(), content)
         assert b"Arrays, native memory and objects: " in content
     else:
         assert b"native memory" in gzip.decompress(content)

@@ -3,7 +3,7 @@
 Two processes of the same program differ by some hundredths, since what they import first decides where all else lies.
 And a process gets faster or slower as it goes. So each turn starts two: one has no library and measures each loop
 (`bare`), and then as often as the other once more (`again`); the other has it, and measures each loop before anything
-is counted (`loaded`), then, once a first request has begun to count (`none`: nothing current), and in requests
+is counted (`loaded`), then, while a first request has a block alive (`none`: nothing current), and in requests
 (`current`), these two in turn. Loops take CPU time, the lower quarter of small groups. What is compared are medians of
 the turns: `loaded` to `bare` between the processes; `none` and `current` to `loaded` within one, less what `again` is
 to `bare` in the other; the aims are for the product.
@@ -251,9 +251,10 @@ def measure_here(process: str, library: Path, seconds: float) -> Found:
 
     for _ in range(3):
         measure(process)
+    neighbours: list[bytearray] = []
     if process == "loaded":
         with ctxalloc.request(whole=True):
-            pass
+            neighbours.append(bytearray(1 << 20))  # as in a busy service: another request has blocks, and each is asked
     for _ in range(3):
         for kind in ("none", "current") if process == "loaded" else ("again", "again"):
             measure(kind)

@@ -9,8 +9,10 @@ folder=$1 architecture=$2 release=$3
 shift 3
 
 mirror=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' | grep -m 1 '/debian/$' || true)
-if [ -z "$mirror" ]; then
-    echo "error: apt-get knows no mirror of Debian (apt-get indextargets): this needs a Debian with its package lists" >&2
+mirror=${mirror:-https://deb.debian.org/debian/} # an Ubuntu knows none
+keys=${DEBIAN_KEYS:-/usr/share/keyrings/debian-archive-keyring.gpg}
+if [ ! -e "$keys" ]; then
+    echo "error: $keys is missing, by which Debian's packages are known: apt-get install debian-archive-keyring" >&2
     exit 1
 fi
 mkdir -p "$folder"/apt/{lists/partial,archives/partial}
@@ -22,7 +24,7 @@ kind=deb
 if [ "$architecture" = source ]; then kind=deb-src; else
     own+=(-o APT::Architecture="$architecture" -o APT::Architectures="$architecture")
 fi
-echo "$kind [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $release main" >"$folder/apt/sources.list"
+echo "$kind [signed-by=$keys] $mirror $release main" >"$folder/apt/sources.list"
 apt-get -qq "${own[@]}" update
 if [ "$architecture" = source ]; then
     (cd "$folder/apt/archives" && apt-get -qq "${own[@]}" source --download-only --tar-only "$@" >"$folder/apt/log")

@@ -42,3 +42,46 @@ def test_the_classifiers_name_every_python_that_was_tested() -> None:
     named = set(re.findall(r'"Programming Language :: Python :: (3\.\d+)"', (ROOT / "pyproject.toml").read_text()))
     assert tested
     assert tested <= named
+
+
+APT = """\
+#!/bin/sh
+case "$*" in
+    indextargets*) echo "$KNOWN" ;;
+    *update) cp "$LISTS/apt/sources.list" "$SEEN" ;;
+    *--download-only*) touch "$LISTS/apt/archives/one.deb" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("known", "mirror"),
+    [
+        ("http://mirror.example/debian/", "http://mirror.example/debian/"),
+        ("http://archive.ubuntu.example/ubuntu/", "https://deb.debian.org/debian/"),
+    ],
+    ids=["Debian", "Ubuntu"],
+)
+def test_debians_packages_are_found_on_an_ubuntu_too(known: str, mirror: str, tmp_path: Path) -> None:
+    """The wheels for musl and aarch64 are tried with them: also by release.yml, on an Ubuntu."""
+    (tmp_path / "bin").mkdir()
+    for name, text in (("apt-get", APT), ("dpkg-deb", "#!/bin/sh\n")):
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    seen, keys, lists = tmp_path / "seen", tmp_path / "keys.gpg", tmp_path / "root"
+    environment = {
+        "PATH": f"{tmp_path}/bin:/usr/bin:/bin",
+        "KNOWN": known,
+        "SEEN": str(seen),
+        "LISTS": str(lists),
+        "DEBIAN_KEYS": str(keys),
+    }
+    command = ["bash", ROOT / "scripts" / "debian_root.sh", lists, "arm64", "bookworm", "musl"]
+
+    def run() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+
+    assert "apt-get install debian-archive-keyring" in run().stderr
+    keys.touch()
+    assert run().returncode == 0
+    assert seen.read_text() == f"deb [signed-by={keys}] {mirror} bookworm main\n"

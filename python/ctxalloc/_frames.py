@@ -3,7 +3,19 @@
 Used by ``_serving`` for requests of a server and by ``_tasks`` for tasks of clusters.
 """
 
-import traceback
+import contextlib
+import inspect
+import opcode
+import sys
+from types import FrameType
+from typing import Final
+
+_SUSPENDS: Final = (
+    inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
+)
+_YIELD: Final = opcode.opmap["YIELD_VALUE"]
+_CLOSES: Final = sys.version_info < (3, 13)
+"""``frame.clear()`` closes a coroutine that is suspended; later versions raise RuntimeError."""
 
 
 def clear_frames(error: BaseException) -> None:
@@ -18,10 +30,24 @@ def clear_frames(error: BaseException) -> None:
         if id(one) in seen:
             continue
         seen.add(id(one))
-        traceback.clear_frames(one.__traceback__)  # those that still run stay as they are
+        step = one.__traceback__
+        while step is not None:
+            if not (_CLOSES and _is_suspended(step.tb_frame)):
+                with contextlib.suppress(RuntimeError):  # those that still run stay as they are
+                    step.tb_frame.clear()
+            step = step.tb_next
         errors += [other for other in (one.__cause__, one.__context__) if other is not None]
         if isinstance(one, BaseExceptionGroup):
             errors += one.exceptions
+
+
+def _is_suspended(frame: FrameType) -> bool:
+    """Whether a coroutine or a generator may go on: one that caught the error, and waits while another thread answers.
+
+    One that has ended where an exception was thrown into its ``yield`` cannot be told from it.
+    """
+    code = frame.f_code
+    return bool(code.co_flags & _SUSPENDS) and code.co_code[frame.f_lasti] == _YIELD
 
 
 def leaves_of(error: BaseException) -> list[BaseException]:

@@ -12,10 +12,11 @@ import contextvars
 import functools
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from ctxalloc._choices import CHOICES, Choice, Scope, Unmatched, plain, table_of
 from ctxalloc._errors import BudgetExceeded, NoRoom
@@ -239,6 +240,8 @@ class Served:
     """The client has gone, and ``receive`` or ``send`` has shown it."""
     answered: BaseException | None = None
     """An exception that the framework answers itself, inside of the middleware."""
+    refused_by_django: BudgetExceeded | None
+    """The refusal that Django has made a 500 of."""
     untold: ClassVar[set["Served"]] = set()
     """Those whose ``on_end`` is still to be called. Whoever removes one calls it: ``remove`` succeeds in one thread.
     The class has it, since a response may be dropped when the module's names are gone: at the interpreter's end."""
@@ -260,8 +263,9 @@ class Served:
         if self.request is not None:
             errors = [held for held in (error, self.answered, *(self._refusal or ())) if held is not None]
             if errors and self.request.stats.live_blocks:
-                for held in errors:
-                    clear_frames(held)
+                with use(self.base):  # what this takes is not the request's, which may have no room
+                    for held in errors:
+                        clear_frames(held)
             self.close()
 
     def close(self) -> None:
@@ -378,6 +382,7 @@ class Serving(Served):
         "base",
         "handler",
         "is_disconnected",
+        "refused_by_django",
         "request",
         "route",
         "scope",
@@ -400,6 +405,7 @@ class Serving(Served):
         self.is_disconnected = False
         self._refusal = None
         self.answered = None
+        self.refused_by_django = None
         self.unadmitted: NoRoom | None = None
         """Why it got no reservation: it is to be refused, and the application not called."""
         if service.on_end is not None and begun is not None:
@@ -421,6 +427,7 @@ class Serving(Served):
         self.scope = None
         self._refusal = None
         self.answered = None
+        self.refused_by_django = None
         self.unadmitted = None
 
 
@@ -453,6 +460,19 @@ if hasattr(os, "register_at_fork"):
 def serving() -> Served | None:
     """The request of a server that the running Context serves."""
     return SERVING.get()
+
+
+def note_what_django_answers() -> None:
+    """Have Django tell the request of a refusal that it answers: with 500, when it has let go of the exception."""
+    signals: Any = sys.modules.get("django.core.signals")
+    if signals is not None:
+        signals.got_request_exception.connect(_note_refusal)  # again is as once
+
+
+def _note_refusal(**_: object) -> None:
+    here, error = SERVING.get(), sys.exception()
+    if here is not None and error is not None:
+        here.refused_by_django = here.refusal_of(error)
 
 
 def refusal(error: BaseException) -> BudgetExceeded | None:

@@ -33,6 +33,7 @@ from ctxalloc._serving import (
     Service,
     Serving,
     Step,
+    note_what_django_answers,
 )
 from ctxalloc._waiting import Client, Gone, Waiting
 
@@ -110,6 +111,7 @@ class AllocatorMiddleware:
             sites=sites,
             record=record,
         )
+        note_what_django_answers()
         self._root_path = _routing.root_path_of(app)
         self._exchanges = Exchanges(
             _Exchange,
@@ -250,7 +252,7 @@ class AllocatorMiddleware:
 class _Exchange(Exchange, Served):
     """A request that is being served, and what its server was sent. What is done for each of them is in Rust."""
 
-    __slots__ = ("_before", "_began")
+    __slots__ = ("_before", "_began", "refused_by_django")
 
     @property
     def is_websocket(self) -> bool:
@@ -316,7 +318,11 @@ class _Exchange(Exchange, Served):
         Where it is a framework's 500, ours is the answer, and given when the application has returned.
         """
         error = sys.exception()
-        return None if error is None else self.refusal_of(error)
+        if error is not None:
+            return self.refusal_of(error)
+        refused = getattr(self, "refused_by_django", None)  # it is there only where Django has told
+        self.refused_by_django = None
+        return refused
 
     async def answer(self, refused: BudgetExceeded, receive: _Receive) -> bool:
         """Answer a refusal, if that is still possible."""

@@ -10,7 +10,6 @@ come from other Contexts. Neighbours: ``asgi`` has the same options; docs/servic
 """
 
 import sys
-from asyncio import CancelledError
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from types import TracebackType
 from typing import Any, Generic, TypeVar
@@ -26,7 +25,7 @@ from ctxalloc import _frameworks, _serving, problems
 from ctxalloc._choices import ACCOUNT
 from ctxalloc._django_end import Closing
 from ctxalloc._errors import BudgetExceeded, NoRoom
-from ctxalloc._serving import KEY, Serving, Step
+from ctxalloc._serving import KEY, Serving, Step, note_what_django_answers
 from ctxalloc._waiting import Waiting
 
 __all__ = ["AllocatorMiddleware"]
@@ -80,6 +79,7 @@ class AllocatorMiddleware:
             sites=options.get("sites"),
             record=options.get("record"),
         )
+        note_what_django_answers()
         self._is_attached = not options.get("routes")
         self._is_async = iscoroutinefunction(get_response)
         if self._is_async:
@@ -96,8 +96,17 @@ class AllocatorMiddleware:
         if serving.unadmitted is not None:
             return self._refused(serving, serving.unadmitted)
         self._note(request, serving)
-        with _Ends(serving), Step(serving):
-            response = self._checked(self.get_response(request))
+        with _Ends(serving):
+            try:
+                with Step(serving):
+                    response = self._checked(self.get_response(request))
+            except BaseException as error:
+                answer = self._answer_to(serving, error)
+                if answer is None:
+                    raise
+                response = answer
+            else:
+                response = self._instead_of(serving, response)
         return self._answered(serving, response)
 
     async def _asynchronous(self, request: HttpRequest) -> HttpResponseBase:
@@ -109,16 +118,34 @@ class AllocatorMiddleware:
         if serving is None:
             return self._checked(await self.get_response(request))
         self._note(request, serving)
-        with _Ends(serving), Step(serving):
+        with _Ends(serving):
             try:
-                response = self._checked(await self.get_response(request))
-            except CancelledError as error:  # which no `process_exception` sees
-                refused = serving.refusal_of(error) if self._answers else None
-                if refused is None:
+                with Step(serving):
+                    response = self._checked(await self.get_response(request))
+            except BaseException as error:
+                answer = self._answer_to(serving, error)
+                if answer is None:
                     raise
-                serving.close_after(error)
-                response = self._problem(serving, refused)
+                response = answer
+            else:
+                response = self._instead_of(serving, response)
         return self._answered(serving, response)
+
+    def _answer_to(self, serving: Serving, error: BaseException) -> HttpResponseBase | None:
+        """Answer a refusal that Django has not made a response of: one that cancelled the task, or met its handlers."""
+        refused = serving.refusal_of(error) if self._answers else None
+        if refused is None:
+            return None
+        serving.close_after(error)
+        return self._problem(serving, refused)
+
+    def _instead_of(self, serving: Serving, response: HttpResponseBase) -> HttpResponseBase:
+        """The response; or the answer to the refusal that it is the 500 of."""
+        refused = serving.refused_by_django if self._answers and response.status_code == 500 else None
+        if refused is None:
+            return response
+        serving.close_after(refused)
+        return self._problem(serving, refused)
 
     def process_exception(self, request: HttpRequest, exception: Exception) -> HttpResponse | None:
         """Answer a refusal that a view did not catch, and that no middleware further in has answered."""

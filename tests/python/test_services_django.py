@@ -56,6 +56,7 @@ from django.http import HttpResponse, StreamingHttpResponse  # noqa: E402
 from django.test import override_settings  # noqa: E402
 from django.urls import path  # noqa: E402
 
+from ctxalloc.asgi import AllocatorMiddleware as ASGIMiddleware  # noqa: E402
 from ctxalloc.django import AllocatorMiddleware  # noqa: E402
 
 
@@ -111,6 +112,17 @@ def busy_view(request: Any) -> HttpResponse:
     return HttpResponse(str(len(kept)))
 
 
+async def awaited(held: Any) -> HttpResponse:
+    await asyncio.sleep(0)
+    return HttpResponse(np.empty(2 * MiB, np.uint8).tobytes() + held.tobytes())
+
+
+async def async_busy_view(request: Any) -> HttpResponse:
+    """Its frame holds an array as it is refused, and so does that of what it awaits."""
+    kept = np.empty(1000, np.uint8)
+    return await awaited(kept)
+
+
 urlpatterns = [
     path("named/sync", view),
     path("named/async", async_view),
@@ -118,18 +130,24 @@ urlpatterns = [
     path("stream/async", async_stream_view),
     path("own/sync", big_view),
     path("own/async", async_big_view),
+    path("own/busy", async_busy_view),
     path("busy", busy_view),
     path("pool", lambda request: HttpResponse(current().name)),
 ]
 
 
-def by_asgi(where: str) -> tuple[int, dict[str, str], bytes]:
-    client = Client()
+def receiving(client: Client) -> Any:
+    """The client's messages; it does not leave."""
 
     async def receive() -> Any:
         return client.messages.pop(0) if client.messages else await asyncio.Event().wait()
 
-    asyncio.run(ASGIHandler()(http(where, server=("test", 80)), receive, client.send))
+    return receive
+
+
+def by_asgi(where: str) -> tuple[int, dict[str, str], bytes]:
+    client = Client()
+    asyncio.run(ASGIHandler()(http(where, server=("test", 80)), receiving(client), client.send))
     return client.status, {name.lower(): value for name, value in client.headers.items()}, client.body
 
 
@@ -162,13 +180,68 @@ def test_a_refusal_in_a_view_of_django_is_answered(ask: Any) -> None:
     django_reports.clear()
     with request(budget=tenant_of_django):
         others = np.empty(4 * MiB, np.uint8)
-    for where, wanted in [("/own/sync", 413), ("/own/async", 413), ("/busy", 429)]:
+    for where, wanted in [("/own/sync", 413), ("/own/async", 413), ("/own/busy", 413), ("/busy", 429)]:
         status, headers, body = ask(where)
         assert (status, headers["content-type"]) == (wanted, "application/problem+json")
         assert json.loads(body)["status"] == wanted
     del others
-    assert [report.outcome for report in django_reports] == ["refused"] * 3
+    assert [(report.outcome, report.escaped.bytes) for report in django_reports] == [("refused", 0)] * 4
     django_reports.clear()
+
+
+class Greedy:
+    """A middleware that needs more than there is."""
+
+    sync_capable = True
+    async_capable = False
+
+    def __init__(self, get_response: Any) -> None:
+        self.get_response = get_response
+
+    def __call__(self, asked: Any) -> Any:
+        np.empty(2 * MiB, np.uint8)
+        return self.get_response(asked)
+
+
+def refused_again(_: Any, error: Exception) -> None:
+    np.empty(2 * MiB, np.uint8)
+
+
+@pytest.mark.parametrize("ask", [by_asgi, by_wsgi])
+@pytest.mark.parametrize("handler_fails", [False, True])
+def test_what_another_middleware_of_django_is_refused_is_answered(
+    ask: Any, monkeypatch: pytest.MonkeyPatch, *, handler_fails: bool
+) -> None:
+    """Django has made a 500 of it; or it has not, where it was refused that too."""
+    django_reports.clear()
+    if handler_fails:
+        monkeypatch.setattr("django.core.handlers.exception.response_for_exception", refused_again)
+    with override_settings(MIDDLEWARE=["ctxalloc.django.AllocatorMiddleware", f"{__name__}.Greedy"]):
+        status, headers, _ = ask("/own/sync")
+    assert (status, headers["content-type"]) == (413, "application/problem+json")
+    assert [(report.outcome, report.escaped.bytes) for report in django_reports] == [("refused", 0)]
+    django_reports.clear()
+
+
+def test_a_refusal_that_django_answers_itself_is_replaced_around_it() -> None:
+    """Django sends its 500 after its `except`, so the exception was not seen there."""
+    reports: list[Report] = []
+
+    async def answers() -> list[int]:
+        given = []
+        for where in ("/own/sync", "/own/async", "/own/busy", "/named/none", "/named/sync"):
+            client = Client()
+            await service(http(where, server=("test", 80)), receiving(client), client.send)
+            given.append(client.status)
+        return given
+
+    with override_settings(MIDDLEWARE=[]):
+        service = ASGIMiddleware(
+            ASGIHandler(), default=request(limit_bytes=MiB), on_end=lambda _, report: reports.append(report)
+        )
+        assert asyncio.run(answers()) == [413, 413, 413, 404, 500]
+    assert [report.outcome for report in reports] == [*["refused"] * 3, "completed", "failed"]
+    assert [report.escaped.bytes for report in reports] == [0] * 5
 
 
 def test_djangos_setting_with_an_unknown_option_is_refused() -> None:

@@ -58,6 +58,28 @@ fn is_generated(file: &str, function: &str) -> bool {
 /// What reads all that a process writes.
 const READS_A_PROCESS: [&str; 3] = ["Process.communicate", "Process._read_stream", "Process._feed_stdin"];
 
+/// The same of trio and of anyio. They keep the pieces, which are made by others.
+const READS_ANOTHER_PROCESS: [&str; 2] = ["run_process.<locals>.read_output", "run_process.<locals>.drain_stream"];
+
+/// What calls a function in a worker thread, of anyio, trio and curio: no task waits on that thread, and what the
+/// function takes, which may be C's, is its caller's.
+const CALLS_IN_A_THREAD: [&str; 6] = [
+    "WorkerThread.run",
+    "run_sync_in_worker_thread.<locals>.wrapper",
+    "to_thread_run_sync.<locals>.worker_fn",
+    "WorkerThread._handle_job",
+    "WorkerThread._work",
+    "ThreadWorker.run_worker",
+];
+
+/// Packages that loops call in the middle of their own work: to step a task (`outcome`), to keep its deadlines
+/// (`sortedcontainers`). asgiref takes a call from a loop to a thread and back.
+const CALLED_BY_LOOPS: [&str; 6] = ["asgiref", "attr", "attrs", "outcome", "sniffio", "sortedcontainers"];
+
+fn ends_with_any(function: &str, ends: &[&str]) -> bool {
+    ends.iter().any(|end| function.ends_with(end))
+}
+
 fn code_of(file: &str, function: &str, library: &str) -> Code {
     if file.starts_with("<frozen ") || is_generated(file, function) {
         return Code::Library;
@@ -71,8 +93,14 @@ fn code_of(file: &str, function: &str, library: &str) -> Code {
         Some(Some(_)) => return Code::Loop,
         None => {}
     }
-    let package = file.rsplit_once("-packages/").and_then(|(_, path)| path.split('/').next());
-    if matches!(package, Some("anyio" | "trio")) { Code::Loop } else { Code::Own }
+    let package = file.rsplit_once("-packages/").and_then(|(_, path)| path.split('/').next()).unwrap_or_default();
+    match package {
+        "anyio" | "curio" | "trio" if ends_with_any(function, &READS_ANOTHER_PROCESS) => Code::Own,
+        "anyio" | "curio" | "trio" if ends_with_any(function, &CALLS_IN_A_THREAD) => Code::Library,
+        "anyio" | "curio" | "trio" => Code::Loop,
+        _ if CALLED_BY_LOOPS.contains(&package) => Code::Library,
+        _ => Code::Own,
+    }
 }
 
 /// Whether an event loop would lose somebody's work here, on this thread. Inside of an allocation.
@@ -121,6 +149,11 @@ mod tests {
             ("/usr/lib/python3.13/site-packages/anyio/_backends/_asyncio.py", Code::Loop),
             ("/usr/lib/python3/dist-packages/trio/_core/_run.py", Code::Loop),
             ("/srv/.venv/lib/python3.13/site-packages/anyio/_core/_eventloop.py", Code::Loop),
+            ("/srv/.venv/lib/python3.13/site-packages/curio/kernel.py", Code::Loop),
+            ("/srv/.venv/lib/python3.13/site-packages/outcome/_impl.py", Code::Library),
+            ("/srv/.venv/lib/python3.13/site-packages/asgiref/sync.py", Code::Library),
+            ("/srv/.venv/lib/python3.13/site-packages/django/core/handlers/base.py", Code::Own),
+            ("/srv/outcome/_impl.py", Code::Own),
             ("/usr/lib/python3.13/site-packages/a/asyncio/tasks.py", Code::Own),
             ("/usr/lib/python3.131/asyncio/tasks.py", Code::Own),
             ("/srv/anyio/_backends/_asyncio.py", Code::Own),
@@ -135,6 +168,10 @@ mod tests {
             ("<string>", "Application.__call__", Code::Own),
             ("<attrs generated init trio._core._run.Task>", "__init__", Code::Library),
             ("/srv/own.py", "Own.__init__", Code::Own),
+            ("/srv/site-packages/anyio/_backends/_asyncio.py", "WorkerThread.run", Code::Library),
+            ("/srv/site-packages/trio/_threads.py", "to_thread_run_sync.<locals>.worker_fn", Code::Library),
+            ("/srv/site-packages/trio/_threads.py", "to_thread_run_sync", Code::Loop),
+            ("/srv/site-packages/trio/_subprocess.py", "_run_process.<locals>.read_output", Code::Own),
             ("/srv/own.py", "<lambda>", Code::Own),
         ] {
             assert_eq!(code_of(file, function, library), code, "{file} {function}");

@@ -1,0 +1,203 @@
+"""Whole requests at their limits on the loops of trio and anyio: the task ends, the loop goes on, and nobody hangs.
+
+A request around `trio.run` is charged what the loop makes itself, too.
+"""
+
+import pytest
+from whole_programs import check, needs_library
+
+pytestmark = needs_library
+
+START = """
+    import anyio, contextlib, faulthandler, functools, trio
+    faulthandler.dump_traceback_later(150, exit=True)
+    def whole(limit_bytes):
+        return ctxalloc.request(whole=True, limit_bytes=limit_bytes)
+    def leaves(error):
+        if isinstance(error, BaseExceptionGroup):
+            return {leaf for one in error.exceptions for leaf in leaves(one)}
+        return {type(error).__name__}
+    async def next_one():
+        with trio.move_on_after(60):
+            await trio.sleep(0.0001)
+        return 3
+    def ends(work, where, limit_bytes, run=trio.run):
+        async def inside():
+            with whole(limit_bytes):
+                await work()
+        told = set()
+        try:
+            if where == "around":
+                with whole(limit_bytes):
+                    run(work)
+            else:
+                run(inside)
+        except BaseException as error:
+            told = leaves(error)
+        assert told and told <= {"BudgetExceeded", "MemoryError"}, (told, where, limit_bytes)
+        assert run(next_one) == 3
+    def in_each_thread(program):
+        for begins in sys.argv[1:]:
+            told = []
+            def main():
+                program()
+                told.append(begins)
+            if begins == "thread":
+                thread = threading.Thread(target=main)
+                thread.start()
+                thread.join()
+            else:
+                main()
+            assert told == [begins]
+"""
+
+
+@pytest.mark.parametrize("thread", ["main", "thread"])
+@pytest.mark.parametrize("where", ["inside", "around"])
+def test_a_task_that_fills_its_limit_between_checkpoints_ends(where: str, thread: str) -> None:
+    """The exception was raised in `outcome`, by which trio steps its tasks: the loop broke, or waited for ever."""
+    check(
+        START
+        + f"""
+    def program():
+        for limit_bytes in (50 * KiB, 100 * KiB, 300 * KiB, MiB):
+            for size in range(300, 330, 5):
+                async def fill():
+                    held = []
+                    while True:
+                        held.append(bytes(size))
+                        await trio.lowlevel.checkpoint()
+                ends(fill, {where!r}, limit_bytes)
+    in_each_thread(program)
+    """,
+        thread,
+    )
+
+
+@pytest.mark.parametrize("thread", ["main", "thread"])
+@pytest.mark.parametrize("where", ["inside", "around"])
+def test_groups_channels_and_timeouts_end_with_their_request(where: str, thread: str) -> None:
+    check(
+        START
+        + f"""
+    async def part(held, size):
+        for _ in range(20):
+            held.append(" " * size)
+            await trio.sleep(0)
+    async def sends(channel, size):
+        with contextlib.suppress(trio.BrokenResourceError):  # the other end was broken off
+            async with channel:
+                for _ in range(20):
+                    await channel.send(" " * size)
+    def program():
+        for number in range(12):
+            size = 300 + number
+            async def groups():
+                held = []
+                while True:
+                    async with trio.open_nursery() as nursery:
+                        for _ in range(5):
+                            nursery.start_soon(part, held, size)
+            async def channels():
+                held = []
+                while True:
+                    to, source = trio.open_memory_channel(3)
+                    async with trio.open_nursery() as nursery:
+                        nursery.start_soon(sends, to, size)
+                        async with source:
+                            async for text in source:
+                                held.append(text)
+            async def timeouts():
+                held, lock, event = [], trio.Lock(), trio.Event()
+                while True:
+                    with trio.move_on_after(0.0001):
+                        async with lock:
+                            held.append(" " * size)
+                            await event.wait()
+                    async with lock:
+                        held.extend(" " * (size + n) for n in range(100))
+            async def threads():
+                held = []
+                while True:
+                    await trio.to_thread.run_sync(lambda: held.extend(" " * (size + n) for n in range(100)))
+            for work in groups, channels, timeouts, threads:
+                ends(work, {where!r}, (300 + 100 * number) * KiB)
+    in_each_thread(program)
+    """,
+        thread,
+    )
+
+
+@pytest.mark.parametrize("where", ["inside", "around"])
+def test_anyio_on_trio_ends_with_its_request(where: str) -> None:
+    check(
+        START
+        + f"""
+    async def part(held, size):
+        for _ in range(20):
+            held.append(" " * size)
+            await anyio.sleep(0)
+    def program():
+        run = functools.partial(anyio.run, backend="trio")
+        for number in range(12):
+            size = 300 + number
+            async def work():
+                held = []
+                while True:
+                    async with anyio.create_task_group() as group:
+                        for _ in range(5):
+                            group.start_soon(part, held, size)
+                    with anyio.move_on_after(60):
+                        await anyio.to_thread.run_sync(lambda: held.extend(" " * (size + n) for n in range(100)))
+            ends(work, {where!r}, (300 + 100 * number) * KiB, run)
+    in_each_thread(program)
+    """,
+        *("main", "thread"),
+    )
+
+
+def test_a_function_of_cs_in_a_worker_thread_is_refused() -> None:
+    """No Python code of its own runs there: the innermost is the loop's, in a thread that no task waits on."""
+    check(
+        START
+        + """
+    text = json.dumps([str(number) for number in range(400_000)])
+    async def parses(run_sync):
+        with whole(8 * MiB) as request:
+            try:
+                await run_sync(json.loads, text)
+            except MemoryError:
+                pass
+            assert request.stats.peak_bytes <= 8 * MiB, request.stats
+    trio.run(parses, trio.to_thread.run_sync)
+    anyio.run(parses, anyio.to_thread.run_sync, backend="trio")
+    anyio.run(parses, anyio.to_thread.run_sync, backend="asyncio")
+    """
+    )
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_what_a_process_writes_is_held_to_the_limit(backend: str) -> None:
+    """Its pieces are kept by the library, as many as come."""
+    check(
+        START
+        + f"""
+    command = [sys.executable, "-S", "-c", "import sys; [sys.stdout.write('x' * 65536) for _ in range(1000)]"]
+    async def reads(run_process):
+        with whole(8 * MiB) as request:
+            try:
+                await run_process(command)
+            finally:
+                assert request.stats.peak_bytes < 12 * MiB, request.stats
+    async def main(*by):
+        for run_process in by:
+            try:
+                await reads(run_process)
+            except (MemoryError, BaseExceptionGroup) as error:
+                assert leaves(error) <= {{"BudgetExceeded", "MemoryError"}}, error
+            else:
+                raise AssertionError("it was read whole")
+    trios = [functools.partial(trio.run_process, capture_stdout=True)] if {backend!r} == "trio" else []
+    anyio.run(main, anyio.run_process, *trios, backend={backend!r})
+    """,
+    )

@@ -146,17 +146,24 @@ wheels_for := x86_64-unknown-linux-gnu $(ARM) $(MUSL) $(ARM_MUSL)
 wheel_tools := PATH="$(CURDIR)/$(WHEEL_TOOLS)/bin:$$PATH"
 wheels-all: $(foreach target,$(wheels_for),$(WHEELS_ALL)/$(target)) $(WHEELS_ALL)/sdist check-wheels ## wheels for manylinux and musllinux, x86-64 and aarch64, and the sdist: built, checked, tried
 
+# What is published: a copy, whose README.md has links that work elsewhere too.
+PUBLISHED := target/published
+$(PUBLISHED)/stamp: $(DONE)/venv scripts/published.py $(rust_sources) $(python_sources) pyproject.toml README.md
+	$(PY) scripts/published.py $(PUBLISHED)
+	touch $@
+
 # Each wheel in a folder that is named after its target.
-$(WHEELS_ALL)/%: $(DONE)/wheel-tools $(rust_sources) $(python_sources) pyproject.toml README.md
+$(WHEELS_ALL)/%: $(DONE)/wheel-tools $(PUBLISHED)/stamp
 	rustup target add $*
 	rm -rf $@
 	env -u PYO3_PYTHON PYO3_NO_PYTHON=1 $(wheel_tools) maturin build --quiet --release --locked --zig --target $* \
-		--compatibility $(if $(findstring musl,$*),musllinux_1_2,manylinux_2_17) --target-dir target/wheels-build --out $@
+		--manifest-path $(PUBLISHED)/Cargo.toml --target-dir target/wheels-build --out $@ \
+		--compatibility $(if $(findstring musl,$*),musllinux_1_2,manylinux_2_17)
 	touch $@
 
-$(WHEELS_ALL)/sdist: $(DONE)/wheel-tools $(rust_sources) $(python_sources) pyproject.toml README.md
+$(WHEELS_ALL)/sdist: $(DONE)/wheel-tools $(PUBLISHED)/stamp
 	rm -rf $@
-	$(wheel_tools) maturin sdist --out $@
+	$(wheel_tools) maturin sdist --manifest-path $(PUBLISHED)/Cargo.toml --out $@
 	touch $@
 
 check-wheels: wheel-pythons

@@ -38,6 +38,7 @@ def problems(version: str) -> Iterator[str]:
             yield f"Cargo.lock has ctxalloc {package['version']}, not {version}: run cargo check"
     yield from _changelog(version)
     yield from _guides()
+    yield from _address()
     yield from _semver(version)
     if changed := _git("status", "--porcelain"):
         yield f"the tree has changes that are not committed: {json.dumps(changed.splitlines()[:5])}"
@@ -65,6 +66,16 @@ def _guides() -> Iterator[str]:
             if not_released := re.search(r"\bunreleased\b|\bon no registry yet|\bnot on a package index yet", line):
                 where = f"{path.relative_to(ROOT)}:{number}"
                 yield f"{where} says '{not_released[0]}': say what a reader does once it is released"
+
+
+def _address() -> Iterator[str]:
+    """Where the links of README.md lead from its page on PyPI, which follows no relative one (``published.py``)."""
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"].get("urls", {})
+    package = tomllib.loads((ROOT / "Cargo.toml").read_text(encoding="utf-8"))["package"]
+    if "Repository" not in urls:
+        yield "pyproject.toml has no Repository in [project.urls]: on PyPI no link of README.md would lead anywhere"
+    elif urls["Repository"] != package.get("repository"):
+        yield f"Cargo.toml has repository {package.get('repository')}, not {urls['Repository']} as pyproject.toml"
 
 
 def _semver(version: str) -> Iterator[str]:

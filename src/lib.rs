@@ -92,6 +92,8 @@ mod counters;
 mod error;
 mod layout;
 mod os;
+#[cfg(test)]
+mod random;
 mod settings;
 mod survived;
 mod sync;

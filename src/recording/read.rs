@@ -346,6 +346,7 @@ mod tests {
     use super::super::event::{Event, What};
     use super::super::wire::frame;
     use super::{Content, Error, Files, MAGIC, Reader};
+    use crate::random::Random;
 
     fn process() -> Process {
         let (version, system) = ("1".to_owned(), "any".to_owned());
@@ -395,25 +396,19 @@ mod tests {
         }
         let good = [process().body(), named(NAME, 0, "route"), named(HANDLER, 0, "pool"), body.take()];
         assert_eq!(events(&read(&file(&good)).expect("a recording")).len(), 3 * 39);
-        let mut state = 0x9e37_79b9_7f4a_7c15_u64;
-        let mut below = |end: usize| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 11) as usize % end
-        };
+        let mut random = Random::new(1);
         let (mut errors, mut found, mut with_gaps) = (0, 0, 0);
         for _ in 0..if cfg!(miri) { 20 } else { 20_000 } {
             let mut bodies = good.to_vec();
-            for _ in 0..=below(3) {
-                let body = below(bodies.len());
-                let at = below(bodies[body].len().max(1));
-                match below(4) {
-                    0 if at < bodies[body].len() => bodies[body][at] = below(256) as u8,
+            for _ in 0..=random.below(3) {
+                let body = random.below(bodies.len());
+                let at = random.below(bodies[body].len().max(1));
+                match random.below(4) {
+                    0 if at < bodies[body].len() => bodies[body][at] = random.below(256) as u8,
                     1 => bodies[body].truncate(at),
-                    2 => bodies[body].splice(at..at, (0..below(12)).map(|_| 0xff)).for_each(drop),
+                    2 => bodies[body].splice(at..at, (0..random.below(12)).map(|_| 0xff)).for_each(drop),
                     _ => {
-                        let other = below(bodies.len());
+                        let other = random.below(bodies.len());
                         bodies.swap(body, other);
                     }
                 }

@@ -281,6 +281,7 @@ unsafe fn move_by_parts(old: NonNull<u8>, new: NonNull<u8>, size_bytes: usize) {
 #[cfg(test)]
 mod tests {
     use super::{ALIGN, Kind, Places, Range, Record, room_bytes};
+    use crate::random::Random;
 
     fn record(size_bytes: usize) -> Record {
         Record { payer: 0, size_bytes, weight_bytes: 0, drawn_bytes: 0, place: 0 }
@@ -338,23 +339,17 @@ mod tests {
     fn records_before_blocks_and_apart_are_each_their_own() {
         const STEPS: usize = if cfg!(miri) { 300 } else { 60_000 };
         let places = Places::over(Range::reserve().expect("addresses"));
-        let mut seed = 0x9E37_79B9_7F4A_7C15_u64;
-        let mut random = move |below: usize| {
-            seed ^= seed << 13;
-            seed ^= seed >> 7;
-            seed ^= seed << 17;
-            (seed >> 20) as usize % below
-        };
+        let mut random = Random::new(1);
         let mut live: Vec<(std::ptr::NonNull<u8>, usize, usize, usize)> = Vec::new();
         for number in 1..=STEPS {
-            let size = match random(3) {
-                0 => 1 + random(1500),
-                1 => 1 << (4 + random(13)),
-                _ => 1024 + random(40_000),
+            let size = match random.below(3) {
+                0 => 1 + random.below(1500),
+                1 => 1 << (4 + random.below(13)),
+                _ => 1024 + random.below(40_000),
             };
             // Twice as much as the number: a payer's address is even.
             let made = Record { payer: 2 * number, weight_bytes: size, ..record(size) };
-            let (what, align) = (random(10), 1 << (4 + random(9)));
+            let (what, align) = (random.below(10), 1 << (4 + random.below(9)));
             // SAFETY: live blocks of these places, which are not used after they are freed or moved; their first and
             // last bytes were written.
             unsafe {
@@ -363,7 +358,7 @@ mod tests {
                     assert_eq!(block.addr().get() % align, 0);
                     (block, align.min(ALIGN))
                 } else {
-                    let (block, old_size, owner, align) = live.swap_remove(random(live.len()));
+                    let (block, old_size, owner, align) = live.swap_remove(random.below(live.len()));
                     let found = places.record(block);
                     assert_eq!((found.payer, found.size_bytes, found.weight_bytes), (2 * owner, old_size, old_size));
                     assert_eq!((block.read(), block.add(old_size - 1).read()), (owner as u8, owner as u8));

@@ -26,6 +26,7 @@ const LEAVES: &[&str] = &[
     "error",
     "layout",
     "os",
+    "random",
     "recording",
     "settings",
     "survived",

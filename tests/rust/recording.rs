@@ -10,12 +10,15 @@ mod damage;
 mod hostile;
 #[path = "recording/limits.rs"]
 mod limits;
+#[path = "../../src/random.rs"]
+mod random;
 
 use ctxalloc::recording::{Event, Options, Recording, Sums, What, record};
 use ctxalloc::request::Stats;
 use ctxalloc::strategy::{Budget, System};
 use ctxalloc::tune::{Plan, routes};
 use ctxalloc::{Buffer, Handler, request};
+use random::Random;
 use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::path::PathBuf;
@@ -23,22 +26,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Barrier, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
-
-/// xorshift: the same numbers everywhere.
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) as usize % end
-    }
-}
 
 fn times() -> usize {
     std::env::var("CTXALLOC_STRESS").ok().and_then(|text| text.parse().ok()).unwrap_or(1)

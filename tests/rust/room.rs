@@ -16,6 +16,8 @@ mod overtaking;
 mod programs;
 #[path = "room/promised.rs"]
 mod promised;
+#[path = "../../src/random.rs"]
+mod random;
 #[path = "room/reclaimers.rs"]
 mod reclaimers;
 #[path = "room/victims.rs"]
@@ -24,6 +26,7 @@ mod victims;
 use ctxalloc::request::Admitting;
 use ctxalloc::strategy::Budget;
 use ctxalloc::{Buffer, Error, NoRoom, Request, request};
+use random::Random;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -254,17 +257,6 @@ fn times() -> usize {
     number("CTXALLOC_STRESS").map_or(1, |times| times as usize)
 }
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) as usize % end
-    }
-}
-
 #[test]
 #[cfg_attr(miri, ignore = "thousands of waits")]
 fn threads_that_want_more_than_there_is_all_get_their_turn() {
@@ -275,7 +267,7 @@ fn threads_that_want_more_than_there_is_all_get_their_turn() {
         for number in 0..6 {
             let (tenants, process, begin, admitted, left) = (&tenants, &process, &begin, &admitted, &left);
             scope.spawn(move || {
-                let mut random = Random(number * 77 + 1);
+                let mut random = Random::new(number * 77 + 1);
                 begin.wait();
                 for _ in 0..500 {
                     let bytes = 1 + random.below(600);

@@ -217,6 +217,7 @@ impl Chain {
 #[cfg(test)]
 mod tests {
     use super::{Account, Arc, Chain, RELAXED, Weight};
+    use crate::random::Random;
 
     fn weight(bytes: usize) -> Weight {
         Weight { bytes, is_object: !bytes.is_multiple_of(2), is_sample: false }
@@ -259,13 +260,7 @@ mod tests {
     #[test]
     fn blocks_that_change_hands_are_where_a_naive_model_has_them() {
         const STEPS: usize = if cfg!(miri) { 150 } else { 20_000 };
-        let mut seed = 0x9E37_79B9_7F4A_7C15_u64;
-        let mut random = move |below: usize| {
-            seed ^= seed << 13;
-            seed ^= seed >> 7;
-            seed ^= seed << 17;
-            (seed >> 20) as usize % below
-        };
+        let mut random = Random::new(1);
         let all = Account::of_budget("all", Some(3000), None);
         let tenants = [600, 900].map(|limit| Account::of_budget("tenant", Some(limit), Some(Arc::clone(&all))));
         let budgets = || std::iter::once(&all).chain(&tenants);
@@ -273,31 +268,34 @@ mod tests {
         let mut blocks: Vec<Block> = Vec::new();
         let (mut taken, mut refused) = (0, 0);
         for _ in 0..STEPS {
-            match random(8) {
+            match random.below(8) {
                 0 if chains.len() < 12 => {
-                    let outer =
-                        if chains.is_empty() || random(3) > 0 { None } else { chains.get(random(chains.len())) };
-                    let budget = [None, Some(&all), Some(&tenants[0]), Some(&tenants[1])][random(4)];
-                    let limit = [None, Some(300)][random(2)];
-                    let reserves = if random(3) == 0 { 1 + random(200) } else { 0 };
+                    let outer = if chains.is_empty() || random.below(3) > 0 {
+                        None
+                    } else {
+                        chains.get(random.below(chains.len()))
+                    };
+                    let budget = [None, Some(&all), Some(&tenants[0]), Some(&tenants[1])][random.below(4)];
+                    let limit = [None, Some(300)][random.below(2)];
+                    let reserves = if random.below(3) == 0 { 1 + random.below(200) } else { 0 };
                     chains.push(chain(limit, budget, outer, reserves));
                 }
                 1 if !chains.is_empty() => {
-                    let _ = chains[random(chains.len())].end(false, 0);
+                    let _ = chains[random.below(chains.len())].end(false, 0);
                 }
                 2 | 3 if !chains.is_empty() => {
-                    let (at, bytes) = (random(chains.len()), 1 + random(80));
+                    let (at, bytes) = (random.below(chains.len()), 1 + random.below(80));
                     if chains[at].take_whole(weight(bytes), || ()) {
                         blocks.push((at, bytes));
                     }
                 }
                 4 if !blocks.is_empty() => {
-                    let (at, bytes) = blocks.swap_remove(random(blocks.len()));
+                    let (at, bytes) = blocks.swap_remove(random.below(blocks.len()));
                     let _ = chains[at].give_whole_back(weight(bytes));
                 }
                 5..=7 if !blocks.is_empty() => {
-                    let number = random(blocks.len());
-                    let ((from, old), to, new) = (blocks[number], random(chains.len()), 1 + random(120));
+                    let number = random.below(blocks.len());
+                    let ((from, old), to, new) = (blocks[number], random.below(chains.len()), 1 + random.below(120));
                     if from == to || !chains[from].has_ended() {
                         continue;
                     }

@@ -1,20 +1,11 @@
 //! Random numbers, and how many programs are made of them.
 
-/// xorshift: the same numbers everywhere.
-pub(crate) struct Random(u64);
+#[path = "../../../src/random.rs"]
+mod numbers;
+
+pub(crate) use numbers::Random;
 
 impl Random {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub(crate) fn below(&mut self, end: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) as usize % end
-    }
-
     pub(crate) fn one_in(&mut self, chances: usize) -> bool {
         self.below(chances) == 0
     }

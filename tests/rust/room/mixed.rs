@@ -109,7 +109,7 @@ fn admitted(answer: Result<Request, Error>) -> Option<Request> {
 }
 
 fn on_a_thread(house: &House, seed: u64, lives: usize) {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     for _ in 0..lives {
         let (which, bytes) = (random.below(2), 1 + random.below(250));
         let mut builder = request().root().budget(&house.others[which]).reserve_bytes(bytes);
@@ -130,7 +130,7 @@ fn on_a_thread(house: &House, seed: u64, lives: usize) {
 }
 
 async fn in_a_task(house: House, seed: u64, lives: usize) {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     for _ in 0..lives {
         let (which, bytes) = (random.below(2), 1 + random.below(250));
         let admitting = request().root().budget(&house.others[which]).reserve_bytes(bytes).admit();
@@ -153,7 +153,7 @@ async fn in_a_task(house: House, seed: u64, lives: usize) {
 
 /// It stays within what it is guaranteed: it is never refused, and never waits.
 fn patiently(house: &House, seed: u64, is_over: &AtomicBool) {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     while !is_over.load(Ordering::Relaxed) {
         let bytes = 1 + random.below(PROMISED);
         let begun = request().root().budget(&house.patient).reserve_bytes(bytes).begin();
@@ -168,7 +168,7 @@ fn patiently(house: &House, seed: u64, is_over: &AtomicBool) {
 /// Many waiters of one budget on one thread, which looks at them from the last to the first: where a later one has its
 /// room, all before it have.
 fn in_line(house: &House, seed: u64, is_over: &AtomicBool) {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let mut line: VecDeque<(Admitting, usize)> = VecDeque::new();
     while !is_over.load(Ordering::Relaxed) || !line.is_empty() {
         while line.len() < 8 && !is_over.load(Ordering::Relaxed) {
@@ -206,7 +206,7 @@ fn cache(house: &House) -> Arc<Mutex<Vec<Buffer>>> {
 }
 
 fn fill(house: &House, cache: &Mutex<Vec<Buffer>>, seed: u64, is_over: &AtomicBool) {
-    let mut random = Random(seed);
+    let mut random = Random::new(seed);
     let own = request().root().budget(&house.others[1]).begin().unwrap();
     while !is_over.load(Ordering::Relaxed) {
         match own.run(|| Buffer::zeroed(1 + random.below(100))) {

@@ -68,7 +68,7 @@ fn nobody_overtakes_while_others_change_limits_and_hold_memory() {
     let tenants = [process.child("one", Some(600)), process.child("two", None)];
     let (is_over, seed) = (AtomicBool::new(false), 7);
     let until_over = |work: &dyn Fn(&mut Random)| {
-        let mut random = Random(seed);
+        let mut random = Random::new(seed);
         while !is_over.load(Ordering::Relaxed) {
             work(&mut random);
         }
@@ -89,7 +89,7 @@ fn nobody_overtakes_while_others_change_limits_and_hold_memory() {
             .map(|tenant| {
                 scope.spawn(|| {
                     let (mut random, mut line) =
-                        (Random(seed), Line { waiting: VecDeque::new(), inside: VecDeque::new(), waited: 0 });
+                        (Random::new(seed), Line { waiting: VecDeque::new(), inside: VecDeque::new(), waited: 0 });
                     while line.waited < if cfg!(miri) { 5 } else { 500 * times().min(20) } {
                         line.step(tenant, &mut random, seed);
                     }

@@ -24,7 +24,7 @@ fn is_passed(waiting: &mut [(usize, Admitting)], model: &Model) -> bool {
 /// been given back, room for the second one in the process, for which the first one did not wait yet. The model
 /// looks in one moment.
 fn run_program(seed: u64, steps: usize) -> bool {
-    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut random = Random::new(seed);
     let mut model = Model::default();
     let mut budgets: Vec<Budget> = Vec::new();
     for number in 0..2 + random.below(5) {

@@ -37,8 +37,8 @@ check-platforms: platform-targets ## macOS and Windows by type: every set of fea
 # ---- by running -------------------------------------------------------------------------------------
 
 # What needs neither a compiler for that machine, nor the example extension, nor a service.
-bare_suite := blocks every_strategy events handler_of messages names one_truth request request_budgets request_decorator \
-	request_handlers request_promises scope_type set_reset settings strategies table tracking use \
+bare_suite := blocks every_strategy events handler_of messages names one_truth oracle request request_budgets \
+	request_decorator request_handlers request_promises scope_type set_reset settings strategies table tracking use \
 	use_decorator use_generators use_async_generators
 needs_example := tests/python/test_events.py::test_a_hook_that_panics_in_rust_takes_nothing_down
 

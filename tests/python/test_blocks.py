@@ -1,6 +1,5 @@
-"""A block belongs to the handler that made it: after its scope, on other threads, resized, handed over, pickled."""
+"""A block belongs to the handler that made it: on other threads, refused, pickled. Contents: test_every_strategy.py."""
 
-import asyncio
 import gc
 import io
 import pickle
@@ -14,41 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 from built_in import HANDLERS
-from numpy_c import ForeignHandler, address_of
+from numpy_c import ForeignHandler
 
 import ctxalloc
 from ctxalloc import handler_of, use
 
-OTHER = {name: HANDLERS[(at + 1) % len(HANDLERS)] for at, name in enumerate(HANDLERS)}
 SIZES = [0, 1, 7, 8, 63, 64, 100, 1000, 1024, 4096, 65_537, 1 << 20]
-
-
-@pytest.mark.parametrize("name", HANDLERS)
-def test_an_array_outlives_its_scope_and_keeps_its_contents(name: str) -> None:
-    with use(name) as handler:
-        arrays = [np.full(size, size % 251, np.uint8) for size in SIZES]
-    with use(OTHER[name]):
-        rest = [np.full(size, 255, np.uint8) for size in SIZES]
-        del rest
-    for size, array in zip(SIZES, arrays, strict=True):
-        assert (array == size % 251).all()
-        assert handler_of(array) is handler
-        assert address_of(array) % handler.alignment == 0
-
-
-@pytest.mark.parametrize("name", HANDLERS)
-def test_a_resize_is_by_the_arrays_own_handler_whatever_is_selected(name: str) -> None:
-    with use(name) as handler:
-        array = np.arange(100, dtype=np.uint32)
-    with use(OTHER[name]):
-        for size in (1000, 100_000, 10, 0, 1, 3_000_000, 100):
-            kept = array[: min(size, array.size)].copy()
-            array.resize(size)
-            assert handler_of(array) is handler
-            assert (array[: kept.size] == kept).all()
-            assert not array[kept.size :].any()
-            assert address_of(array) % handler.alignment == 0
-            array[:] = np.arange(size)
 
 
 def test_a_refused_resize_leaves_the_array_as_it_was() -> None:
@@ -99,22 +69,6 @@ def test_blocks_may_be_freed_and_resized_on_any_thread(name: str) -> None:
             assert handler_of(array) is handler
     handed.put(None)
     thread.join()
-
-
-@pytest.mark.parametrize("name", HANDLERS)
-def test_blocks_of_an_ended_thread_live_on(name: str) -> None:
-    made: list[np.ndarray] = []
-
-    def work() -> None:
-        with use(name):
-            made.extend(np.full(size, 7, np.uint8) for size in SIZES)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert all((array == 7).all() and handler_of(array) is ctxalloc.handler(name) for array in made)
 
 
 def test_pickles_and_files_do_not_carry_handlers(tmp_path: Any) -> None:
@@ -182,34 +136,6 @@ def test_every_block_goes_back_to_the_handler_that_made_it(fresh_name: Callable[
     assert foreign.live == {}
     made = foreign.calls.count("malloc") + foreign.calls.count("calloc")
     assert foreign.calls.count("free") == made
-
-
-def test_tasks_hand_arrays_over_and_free_them_under_other_handlers() -> None:
-    async def main() -> None:
-        mailbox: asyncio.Queue[tuple[str, np.ndarray]] = asyncio.Queue(4)
-
-        async def producer(name: str) -> None:
-            async with use(name):
-                for size in SIZES:
-                    await mailbox.put((name, np.full(size, size % 251, np.uint8)))
-
-        async def consumer() -> int:
-            seen = 0
-            async with use("aligned64"):
-                for _ in range(len(SIZES) * len(HANDLERS)):
-                    name, array = await mailbox.get()
-                    assert (array == array.size % 251).all()
-                    assert handler_of(array) is ctxalloc.handler(name)
-                    seen += 1
-            return seen
-
-        async with asyncio.TaskGroup() as group:
-            task = group.create_task(consumer())
-            for name in HANDLERS:
-                group.create_task(producer(name))
-        assert task.result() == len(SIZES) * len(HANDLERS)
-
-    asyncio.run(main())
 
 
 # ---- tracemalloc -------------------------------------------------------------------------------------

@@ -105,36 +105,6 @@ def test_an_adoption_without_a_name_is_refused_where_its_own_is_taken(
         assert now == held, "what was refused is not kept"
 
 
-def test_a_thread_starts_with_the_default_and_a_task_with_a_copy(final: ModuleType) -> None:
-    seen: list[str] = []
-
-    async def child(name: str) -> str:
-        before = final.current()[0]
-        final.select_by_ctxalloc(name)
-        await asyncio.sleep(0)
-        assert final.current()[0] == name
-        assert final.handler_of(final.new_array(100)) == name
-        return str(before)
-
-    async def main() -> list[str]:
-        final.select_by_ctxalloc("headed, final")
-        befores = await asyncio.gather(*(child(name) for name in ["pool", "system", "headed, final"] * 20))
-        assert final.current()[0] == "headed, final"
-        return befores
-
-    assert set(asyncio.run(main())) == {"headed, final"}
-    assert final.current()[0] == "default_allocator"
-    final.select_by_ctxalloc("headed, final")
-    try:
-        thread = threading.Thread(target=lambda: seen.append(final.current()[0]))
-        thread.start()
-        thread.join()
-    finally:
-        final.select_by_ctxalloc(None)
-    inherits = getattr(sys.flags, "thread_inherit_context", 0)  # from 3.14 on
-    assert seen == (["headed, final"] if inherits else ["default_allocator"])
-
-
 def test_many_threads_and_tasks_hand_blocks_over(final: ModuleType, draft1: ModuleType) -> None:
     arrays: list[Any] = []
 

@@ -38,21 +38,6 @@ def test_a_rust_function_sees_its_callers_handler(name: str) -> None:
         assert seen == ["default_allocator"]
 
 
-def test_a_rust_function_sees_each_tasks_own_handler() -> None:
-    async def task(name: str, gate: asyncio.Barrier) -> None:
-        set_handler(name)
-        for _ in range(10):
-            await gate.wait()
-            assert example.handler_here() == name
-        assert await asyncio.to_thread(example.handler_here) == name
-
-    async def main() -> None:
-        gate = asyncio.Barrier(len(HANDLERS))
-        await asyncio.gather(*(task(name, gate) for name in HANDLERS))
-
-    asyncio.run(main())
-
-
 def test_a_panic_in_rust_leaves_the_selection_as_it_was() -> None:
     with use("aligned64"):
         for _ in range(2):

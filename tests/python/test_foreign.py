@@ -20,7 +20,6 @@ from numpy_c import (
     get_handler,
     numpys_default,
     numpys_name,
-    numpys_version,
 )
 
 import ctxalloc
@@ -90,17 +89,6 @@ def test_a_handler_may_be_adopted_under_another_name(fresh_name: Callable[[], st
     assert adopt(foreign.capsule) is handler  # whoever has no wish gets it as it is
     with pytest.raises(ctxalloc.RegistrationError, match=f"in the table already as '{alias}'"):
         adopt(foreign.capsule, name=own)
-
-
-def test_a_taken_name_is_refused_unless_another_is_given(fresh_name: Callable[[], str]) -> None:
-    foreign = ForeignHandler("system")
-    count = len(ctxalloc.handlers())
-    for name in (None, "system", "aligned64"):
-        with pytest.raises(ctxalloc.RegistrationError, match="is taken"):
-            adopt(foreign.capsule, name=name)
-    assert len(ctxalloc.handlers()) == count
-    alias = fresh_name()
-    assert adopt(foreign.capsule, name=alias).name == alias
 
 
 @pytest.mark.parametrize("function", ["malloc", "calloc", "realloc", "free"])
@@ -174,13 +162,6 @@ def test_adopt_takes_one_capsule_and_one_keyword() -> None:
     for call in calls:
         with pytest.raises(TypeError):
             call()
-
-
-def test_the_version_of_a_foreign_struct_is_reported_not_judged(fresh_name: Callable[[], str]) -> None:
-    handler = adopt(ForeignHandler(fresh_name(), version=7).capsule)
-    with use(handler):
-        array = np.empty(1)
-    assert handler.version == 7 == numpys_version(array) == ctxalloc.get_handler_version(array)
 
 
 # ---- on sight ----------------------------------------------------------------------------------------
@@ -284,16 +265,6 @@ keep: list[Any] = []
 # ---- Rust under a foreign handler --------------------------------------------------------------------
 
 
-def test_rust_memory_comes_from_the_foreign_handler_and_goes_back(fresh_name: Callable[[], str]) -> None:
-    foreign = ForeignHandler(fresh_name())
-    handler = adopt(foreign.capsule)
-    with use(handler):
-        foreign.calls.clear()
-        assert example.buffer_of(1000) == (handler.name, 1000)
-    assert foreign.calls == ["calloc", "free"]
-    assert foreign.live == {}
-
-
 def test_a_foreign_handlers_refusal_is_a_memory_error(fresh_name: Callable[[], str]) -> None:
     foreign = ForeignHandler(fresh_name())
     handler = adopt(foreign.capsule)
@@ -306,23 +277,6 @@ def test_a_foreign_handlers_refusal_is_a_memory_error(fresh_name: Callable[[], s
     foreign.failing = False
     with use(handler):
         assert example.buffer_of(1000) == (handler.name, 1000)
-
-
-def test_numpys_own_default_serves_rust(fresh_name: Callable[[], str]) -> None:
-    assert example.buffer_of(100) == ("default_allocator", 100)
-    with use("aligned64"):
-        assert example.buffer_of(0) == ("aligned64", 0)
-
-
-@pytest.mark.parametrize("name", ["system", "aligned64", "default_allocator"])
-def test_impossible_sizes_are_memory_errors_with_the_numbers(name: str) -> None:
-    with use(name):
-        for size in (1 << 62, (1 << 64) - 1):
-            with pytest.raises(MemoryError, match=f"'{name}' could not allocate {size} bytes"):
-                example.buffer_of(size)
-        with pytest.raises(MemoryError):
-            np.empty(1 << 62, np.uint8)
-        assert current().name == name
 
 
 # ---- numpy-allocator ---------------------------------------------------------------------------------

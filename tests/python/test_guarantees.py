@@ -9,30 +9,11 @@ import threading
 
 import numpy as np
 import pytest
+from rooms import until, wanting
 
 import ctxalloc
 
 pytestmark = pytest.mark.any_numpy
-
-
-def test_a_guarantee_is_there_whatever_others_take():
-    process = ctxalloc.Budget(10_000, name="process")
-    patient = ctxalloc.Budget(parent=process, guarantee_bytes=4000, name="patient")
-    greedy = ctxalloc.Budget(parent=process, name="greedy")
-    assert (patient.guarantee_bytes, greedy.guarantee_bytes, process.reserved_bytes) == (4000, None, 4000)
-    with ctxalloc.request(root=True, budget=greedy, strict=True):
-        taken = np.zeros(6000, "u1")
-        with pytest.raises(MemoryError):
-            np.zeros(2000, "u1")
-    with ctxalloc.request(root=True, budget=patient, strict=True):
-        mine = np.zeros(4000, "u1")
-        with pytest.raises(MemoryError):
-            np.zeros(2000, "u1")
-        del mine
-    with ctxalloc.request(root=True, budget=patient, reserve_bytes=4000):
-        assert (process.in_use_bytes, process.reserved_bytes) == (6000, 4000)
-    del taken, patient
-    assert (process.in_use_bytes, process.reserved_bytes) == (0, 0)
 
 
 def test_a_guarantee_that_does_not_fit_says_what_does_not():
@@ -60,22 +41,10 @@ def test_a_guarantee_that_does_not_fit_says_what_does_not():
             first.guarantee_bytes = wrong
 
 
-def until(is_so):
-    for _ in range(2000):
-        if is_so():
-            return
-        threading.Event().wait(0.005)
-    pytest.fail("not in ten seconds")
-
-
 def fill(budget, size_bytes):
     """An array that is charged to a budget, made by a request that has ended."""
     with ctxalloc.request(root=True, budget=budget):
         return np.zeros(size_bytes, "u1")
-
-
-def wanting(budget, size_bytes, **terms):
-    return ctxalloc.request(root=True, budget=budget, reserve_bytes=size_bytes, **terms)
 
 
 def test_who_waits_gets_what_a_reclaimer_gives_back():
@@ -101,17 +70,6 @@ def test_who_waits_gets_what_a_reclaimer_gives_back():
     assert asked[2] == (1, True)
     assert (reclaimer.remove(), reclaimer.remove()) == (True, False)
     assert process.reclaim(1) == 0
-
-
-def test_a_refused_array_has_reclaimers_called_for_the_next():
-    process = ctxalloc.Budget(100_000)
-    cache = [fill(process, 90_000)]
-    process.add_reclaimer(lambda wanted_bytes: cache.clear())
-    with ctxalloc.request(root=True, budget=process):
-        with pytest.raises(MemoryError):
-            np.zeros(20_000, "u1")
-        until(lambda: process.in_use_bytes == 0)
-        np.zeros(20_000, "u1")
 
 
 @pytest.mark.filterwarnings("always::RuntimeWarning")

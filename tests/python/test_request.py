@@ -84,23 +84,6 @@ class request_stats:  # noqa: N801 - it stands for a Stats
         return f"Stats{self.numbers}"
 
 
-def test_numbers_of_an_inner_request_are_part_of_the_outers() -> None:
-    with request() as outer:
-        mine = np.empty(1000, np.uint8)
-        with request() as inner:
-            theirs = np.empty(500, np.uint8)
-            assert inner.stats == request_stats(500, 1, 500, 500, 1)
-            assert outer.stats == request_stats(1500, 2, 1500, 1500, 2)
-        assert inner.escaped is not None
-        assert escaped(inner).count == 1
-        assert outer.stats.live_blocks == 2
-    assert (escaped(outer).count, escaped(outer).bytes) == (2, 1500)
-    del theirs
-    assert outer.stats == request_stats(1000, 1, 1500, 1500, 2)
-    assert (escaped(outer).count, escaped(outer).bytes) == (2, 1500)  # as it was at the end
-    del mine
-
-
 def test_what_escaped_is_told_after_the_end_only() -> None:
     with request() as scope:
         assert scope.escaped is None

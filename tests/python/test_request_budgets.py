@@ -279,16 +279,3 @@ def test_a_budget_says_what_it_is() -> None:
 def test_a_budget_that_cannot_be_is_refused(options: dict[str, object], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         Budget(**options)  # type: ignore[arg-type]
-
-
-def test_an_inner_request_with_a_budget_of_its_own_is_charged_to_both() -> None:
-    tenant = Budget(10_000, name="tenant")
-    with request(limit_bytes=2000, name="outer", strict=True) as outer:
-        with request(budget=tenant, strict=True) as inner:
-            kept = np.empty(500, np.uint8)
-            assert (inner.stats.live_bytes, outer.stats.live_bytes, tenant.in_use_bytes) == (500, 500, 500)
-            with pytest.raises(MemoryError):
-                np.empty(1501, np.uint8)
-        assert tenant.in_use_bytes == 500
-    del kept
-    assert (inner.stats.live_bytes, outer.stats.live_bytes, tenant.in_use_bytes) == (0, 0, 0)

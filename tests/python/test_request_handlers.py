@@ -47,15 +47,6 @@ def test_what_was_kept_of_it_never_selects_the_next_requests() -> None:
     assert scope.stats.count == 1, "it is over, and what comes late is charged to it all the same"
 
 
-def test_a_request_begun_where_another_one_is_over_is_part_of_none() -> None:
-    with ctxalloc.request() as scope:
-        kept = ctxalloc.use(scope.handler)
-    with kept, ctxalloc.request() as late:
-        array = np.zeros(10)
-        assert late.budget.parent is None
-    assert (late.stats.live_bytes, scope.stats.live_bytes) == (array.nbytes, 0)
-
-
 def test_numpys_own_functions_select_it_as_any_other() -> None:
     with ctxalloc.request() as scope:
         old = numpy_c.set_handler(ctxalloc.handler("pool").capsule)

@@ -3,7 +3,6 @@
 import asyncio
 import contextvars
 import gc
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -83,22 +82,6 @@ def test_handlers_that_were_looked_up_are_let_go() -> None:
     assert held() == before
 
 
-def test_a_context_of_an_ended_request_is_still_charged_and_limited() -> None:
-    with request(limit_bytes=100_000, name="over") as scope:
-        context = contextvars.copy_context()
-    array = context.run(np.ones, 10_000)
-    assert array.sum() == 10_000
-    assert (scope.stats.live_blocks, scope.stats.live_bytes) == (1, 80_000)
-    with pytest.raises(MemoryError):
-        context.run(np.ones, 10_000)
-    owner = handler_of(array)
-    assert owner is not None
-    assert owner.name == "over"
-    before = held()
-    del array, context, owner
-    assert held() == before - 1
-
-
 def test_a_task_outlives_its_request() -> None:
     async def main() -> None:
         go = asyncio.Event()
@@ -128,37 +111,6 @@ def test_a_task_outlives_its_request() -> None:
         assert held() == before
 
     asyncio.run(main())
-
-
-def test_threads_free_and_make_what_belongs_to_a_request() -> None:
-    before = held()
-    with request() as scope:
-        arrays = [np.full(1000, number) for number in range(400)]
-        made: list[npt.NDArray[Any]] = []
-
-        def works(part: slice) -> None:
-            mine = arrays[part]
-            made.append(np.concatenate(mine))
-            mine.clear()
-
-        contexts = [contextvars.copy_context() for _ in range(4)]
-        threads = [
-            threading.Thread(target=context.run, args=(works, slice(n, None, 4))) for n, context in enumerate(contexts)
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert {handler_of(array) for array in made} == {scope.handler}
-        assert sum(int(array.sum()) for array in made) == 1000 * sum(range(400))
-    assert scope.escaped is not None
-    assert scope.escaped.count == 404
-    freeing = threading.Thread(target=lambda: (arrays.clear(), made.clear()))
-    freeing.start()
-    freeing.join()
-    assert scope.stats.live_blocks == 0
-    del contexts, threads, freeing, thread
-    assert held() == before
 
 
 def test_rust_sees_the_request_and_is_charged_to_it() -> None:

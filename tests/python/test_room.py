@@ -6,48 +6,13 @@ import os
 import pickle
 import signal
 import threading
-import time
 
 import numpy as np
 import pytest
 import subprocesses
+from rooms import is_as_new, until, until_soon, wanting
 
 import ctxalloc
-
-
-def until(condition):
-    """Wait for what another thread does."""
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.001)
-
-
-async def until_soon(condition):
-    """Let other tasks run until it holds."""
-    for _ in range(10_000):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    pytest.fail("it never came")
-
-
-def wanting(budget, size, **terms):
-    return ctxalloc.request(budget=budget, reserve_bytes=size, root=True, **terms)
-
-
-def is_as_new(budget):
-    return (budget.in_use_bytes, budget.reserved_bytes, budget.waiting) == (0, 0, 0)
-
-
-def test_arrays_come_out_of_what_is_reserved_and_the_rest_goes_back():
-    budget = ctxalloc.Budget(100_000, name="b")
-    with wanting(budget, 60_000):
-        array = np.ones(5000)
-        assert (budget.in_use_bytes, budget.reserved_bytes) == (40_000, 20_000)
-        del array
-        assert (budget.in_use_bytes, budget.reserved_bytes) == (0, 60_000)
-    assert is_as_new(budget)
 
 
 @pytest.mark.parametrize("size", [300, 501])

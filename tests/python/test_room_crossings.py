@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import subprocesses
+from rooms import is_as_new
 
 import ctxalloc
 import ctxalloc_example as example
@@ -23,10 +24,6 @@ pytestmark = pytest.mark.any_numpy
 def wanting(budget: ctxalloc.Budget, size: int, **terms: Any) -> ctxalloc.Request:
     # Strict: a task that is cancelled may leave work behind, whose small blocks would be above the limit else.
     return ctxalloc.request(budget=budget, reserve_bytes=size, root=True, strict=True, **terms)
-
-
-def is_as_new(budget: ctxalloc.Budget) -> bool:
-    return (budget.in_use_bytes, budget.reserved_bytes, budget.waiting) == (0, 0, 0)
 
 
 async def until(condition: Any) -> None:

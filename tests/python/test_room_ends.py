@@ -3,26 +3,11 @@
 import asyncio
 import gc
 import threading
-import time
 
 import pytest
+from rooms import is_as_new, until, wanting
 
 import ctxalloc
-
-
-def wanting(budget, size, **terms):
-    return ctxalloc.request(budget=budget, reserve_bytes=size, root=True, **terms)
-
-
-def until(condition):
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it never came"
-        time.sleep(0.001)
-
-
-def is_as_new(budget):
-    return (budget.in_use_bytes, budget.reserved_bytes, budget.waiting) == (0, 0, 0)
 
 
 def test_an_end_in_a_task_wakes_the_next_one_of_its_loop_without_a_thread():

@@ -9,16 +9,9 @@ import threading
 import weakref
 
 import pytest
+from rooms import is_as_new, wanting
 
 import ctxalloc
-
-
-def wanting(budget, size=1000, **terms):
-    return ctxalloc.request(budget=budget, reserve_bytes=size, root=True, **terms)
-
-
-def is_as_new(budget):
-    return (budget.in_use_bytes, budget.reserved_bytes, budget.waiting) == (0, 0, 0)
 
 
 def result_of(coroutine):

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from asgi_calls import Client, answer, http, websocket
+from rooms import until_soon
 
 import ctxalloc
 from ctxalloc import Budget, request
@@ -29,14 +30,6 @@ def is_as_new(budget):
 
 def terms(budget, size=600, **more):
     return request(budget=budget, reserve_bytes=size, **more)
-
-
-async def until_soon(condition):
-    for _ in range(10_000):
-        if condition():
-            return
-        await asyncio.sleep(0)
-    pytest.fail("it never came")
 
 
 class Staying(Client):

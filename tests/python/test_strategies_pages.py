@@ -4,7 +4,6 @@ import ctypes
 import mmap
 import os
 import re
-import resource
 import socket
 import subprocess
 import sys
@@ -24,25 +23,6 @@ SIZES = (1, 7, 100, 1000, 5000, 70_000, 300_000, 5 * ctxalloc.MiB)
 def kilobytes(text: str, name: str) -> int:
     """The number behind a name in a file of /proc, in bytes, summed over its lines."""
     return sum(int(number) * 1024 for number in re.findall(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE))
-
-
-def locked_bytes() -> int:
-    return kilobytes(Path("/proc/self/status").read_text(), "VmLck")
-
-
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def huge_bytes(array: np.ndarray) -> int:
-    """Bytes of huge pages behind the mappings that overlap an array."""
-    start, end = array.ctypes.data, array.ctypes.data + array.nbytes
-    total = 0
-    for entry in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", Path("/proc/self/smaps").read_text(), flags=re.MULTILINE)[1:]:
-        first, last = (int(part, 16) for part in entry.split(" ", 1)[0].split("-"))
-        if first < end and last > start:
-            total += kilobytes(entry, "AnonHugePages")
-    return total
 
 
 def made(strategy: ctxalloc.strategies.Strategy, fresh_name: Callable[[], str]) -> ctxalloc.Handler:
@@ -212,25 +192,6 @@ def test_a_descriptor_travels_over_a_socket_and_outlives_the_array(shared: ctxal
         assert len(pages) == found.size
 
 
-def test_after_a_fork_parent_and_child_share_the_array() -> None:
-    program = """
-import os, numpy as np, ctxalloc
-with ctxalloc.use(ctxalloc.register("shared", ctxalloc.strategies.SharedMemory())):
-    array = np.zeros(5000)
-child = os.fork()
-if child == 0:
-    array[10] = 10
-    del array
-    os._exit(0)
-assert os.waitpid(child, 0)[1] == 0
-print(array[10])
-array[:] = 1
-print(array.sum())
-"""
-    # Newer Pythons warn of forks beside other threads, such as those of NumPy's BLAS.
-    assert subprocesses.says(program, "-W", "ignore::DeprecationWarning").split() == ["10.0", "5000.0"]
-
-
 def test_what_is_not_in_shared_memory_says_where_it_is(shared: ctxalloc.Handler) -> None:
     with pytest.raises(ValueError, match=r"memory of handler 'default_allocator'.*strategies\.SharedMemory"):
         ctxalloc.shared_memory_of(np.ones(10))
@@ -246,31 +207,6 @@ def test_what_is_not_in_shared_memory_says_where_it_is(shared: ctxalloc.Handler)
     assert ctxalloc._native.shared_memory_at(address) is None
 
 
-def test_without_descriptors_there_is_a_memory_error_and_nothing_is_lost(shared: ctxalloc.Handler) -> None:
-    before = descriptors()
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (before + 20, hard))
-    try:
-        with ctxalloc.use(shared), pytest.raises(MemoryError):
-            [np.ones(10) for _ in range(100)]
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert descriptors() == before
-
-
-@pytest.mark.once
-def test_large_arrays_lie_on_huge_pages_and_small_ones_do_not() -> None:
-    mode = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
-    if "[never]" in mode:
-        pytest.skip(f"transparent huge pages are off: {mode.strip()}")
-    with ctxalloc.use("hugepages"):
-        large = np.ones(32 * ctxalloc.MiB, np.uint8)
-        small = [np.ones(10_000) for _ in range(100)]
-    assert huge_bytes(large) >= large.nbytes
-    assert large.ctypes.data % (2 * ctxalloc.MiB) == 0
-    assert "[always]" in mode or sum(map(huge_bytes, small)) == 0
-
-
 def test_reserved_huge_pages_are_there_or_refused_with_their_number() -> None:
     reserved = int(Path("/proc/sys/vm/nr_hugepages").read_text())
     if reserved == 0:
@@ -278,35 +214,6 @@ def test_reserved_huge_pages_are_there_or_refused_with_their_number() -> None:
             HugePages(reserved=True)
     else:
         assert repr(HugePages(reserved=True)) == "Pool(source=HugePages(reserved=True))"
-
-
-def test_arrays_lie_on_the_node_that_was_asked_for(fresh_name: Callable[[], str]) -> None:
-    try:
-        handler = made(Numa(node=0), fresh_name)
-    except RuntimeError as refused:
-        pytest.skip(str(refused))
-    with ctxalloc.use(handler):
-        array = np.ones(ctxalloc.MiB)
-    pages = array.nbytes // 4096
-    addresses = (ctypes.c_void_p * pages)(*range(array.ctypes.data, array.ctypes.data + array.nbytes, 4096))
-    nodes = (ctypes.c_int * pages)(*[-1] * pages)
-    if os.uname().machine != "x86_64":
-        pytest.skip("the number of move_pages is x86-64's here")
-    asked = ctypes.CDLL(None).syscall(279, 0, ctypes.c_ulong(pages), addresses, None, nodes, 0)
-    assert (asked, set(nodes)) == (0, {0})
-
-
-@pytest.mark.usefixtures("may_lock")
-def test_locked_arrays_count_as_locked() -> None:
-    handler = ctxalloc.handler("locked")
-    handler.trim()
-    before = locked_bytes()
-    with ctxalloc.use(handler):
-        array = np.ones(3 * ctxalloc.MiB, np.uint8)
-    assert 3 * ctxalloc.MiB <= locked_bytes() - before < 4 * ctxalloc.MiB
-    del array
-    handler.trim()
-    assert locked_bytes() == before
 
 
 def test_a_limit_without_room_is_explained() -> None:

@@ -13,8 +13,7 @@ import pytest
 from subprocesses import says
 from test_use_generators import warnings_off
 
-import ctxalloc
-from ctxalloc import current, set_handler, use
+from ctxalloc import current, use
 
 
 def name_here() -> str:
@@ -32,46 +31,6 @@ async def async_numbers(count: int) -> AsyncGenerator[tuple[int, str], Any]:
 Step = tuple[str, Any]
 
 
-def test_an_async_generators_scope_does_not_leak_into_its_caller() -> None:
-    async def main() -> None:
-        seen = []
-        async for number, inside in async_numbers(3):
-            seen.append((number, inside, name_here()))
-            set_handler("system")
-        assert seen == [
-            (0, "aligned64", "default_allocator"),
-            (1, "aligned64", "system"),
-            (2, "aligned64", "system"),
-        ]
-
-    asyncio.run(main())
-    assert current().name == "default_allocator"
-
-
-def test_what_an_async_body_selects_lasts_across_awaits_and_yields() -> None:
-    @use("aligned64")
-    async def body() -> AsyncGenerator[str, None]:
-        yield name_here()
-        token = set_handler("system")
-        await asyncio.sleep(0)
-        yield name_here()
-        await asyncio.sleep(0)
-        yield name_here()
-        ctxalloc.reset(token)
-        async with use(None):
-            yield name_here()
-        yield name_here()
-
-    async def main() -> None:
-        seen = []
-        async for inside in body():
-            assert current().name == "default_allocator"
-            seen.append(inside)
-        assert seen == ["aligned64", "system", "system", "default_allocator", "aligned64"]
-
-    asyncio.run(main())
-
-
 def test_an_async_generator_may_be_stepped_from_many_tasks() -> None:
     async def main() -> None:
         steps = async_numbers(4)
@@ -86,21 +45,6 @@ def test_an_async_generator_may_be_stepped_from_many_tasks() -> None:
             assert await asyncio.wait_for(step(), 60) == ((2, "aligned64"), "system")
         await asyncio.create_task(steps.aclose())
         assert [number async for number in steps] == []
-
-    asyncio.run(main())
-
-
-def test_tasks_started_by_an_async_body_inherit_its_selection() -> None:
-    @use("aligned64")
-    async def body() -> AsyncGenerator[Any, None]:
-        async def child() -> str:
-            return name_here()
-
-        yield await asyncio.create_task(child())
-        yield await asyncio.to_thread(name_here)
-
-    async def main() -> None:
-        assert [name async for name in body()] == ["aligned64", "aligned64"]
 
     asyncio.run(main())
 
@@ -152,27 +96,6 @@ def test_a_collected_async_generator_is_closed_by_the_loop_in_its_scope(collect:
         collect()
         await closed.wait()
         assert seen == ["aligned64"]
-
-    asyncio.run(main())
-
-
-def test_breaking_out_under_aclosing_closes_at_once() -> None:
-    seen: list[str] = []
-
-    @use("aligned64")
-    async def body() -> AsyncGenerator[int, None]:
-        try:
-            yield 1
-        finally:
-            await asyncio.sleep(0)
-            seen.append(name_here())
-
-    async def main() -> None:
-        async with contextlib.aclosing(body()) as steps:
-            async for _ in steps:
-                break
-        assert seen == ["aligned64"]
-        assert current().name == "default_allocator"
 
     asyncio.run(main())
 

@@ -4,7 +4,6 @@ import asyncio
 import functools
 import inspect
 import pickle
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -56,50 +55,6 @@ def test_the_kind_of_a_function_stays_what_inspect_says() -> None:
     assert inspect.iscoroutinefunction(documented_coroutine)
     assert not inspect.iscoroutinefunction(documented)
     assert not inspect.isgeneratorfunction(documented)
-
-
-def test_exceptions_pass_through_and_the_selection_is_restored() -> None:
-    @use("aligned64")
-    def fails() -> None:
-        raise KeyError(name_here())
-
-    with pytest.raises(KeyError, match="aligned64"):
-        fails()
-    assert current().name == "default_allocator"
-
-
-def test_what_a_function_selects_ends_with_it() -> None:
-    @use("aligned64")
-    def selects() -> str:
-        ctxalloc.set_handler("system")
-        return name_here()
-
-    assert selects() == "system"
-    assert current().name == "default_allocator"
-
-
-def test_a_decorated_function_may_recurse_and_run_on_many_threads() -> None:
-    @use("aligned64")
-    def recurses(depth: int) -> list[str]:
-        with use("system"):
-            deeper = recurses(depth - 1) if depth else []
-        return [name_here(), *deeper]
-
-    assert recurses(5) == ["aligned64"] * 6
-    barrier = threading.Barrier(4)
-
-    @use("aligned64")
-    def meets() -> str:
-        barrier.wait()  # all four are inside at once
-        return name_here()
-
-    seen: list[str] = []
-    threads = [threading.Thread(target=lambda: seen.append(meets())) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert seen == ["aligned64"] * 4
 
 
 def test_one_scope_object_decorates_many_functions_and_stays_free() -> None:
@@ -222,46 +177,6 @@ def test_a_coroutine_function_runs_in_the_scope_across_awaits() -> None:
         assert ctxalloc.handler_of(array) is ctxalloc.handler("aligned64")
 
     asyncio.run(main())
-
-
-def test_many_calls_of_a_coroutine_function_run_side_by_side() -> None:
-    names = ["aligned64", "system", "default_allocator"]
-
-    async def work(gate: asyncio.Barrier) -> str:
-        await gate.wait()
-        return name_here()
-
-    async def main() -> None:
-        gate = asyncio.Barrier(30)
-        calls = [use(names[n % 3])(work)(gate) for n in range(30)]
-        assert await asyncio.gather(*calls) == [names[n % 3] for n in range(30)]
-        assert current().name == "default_allocator"
-
-    asyncio.run(main())
-
-
-def test_a_cancelled_coroutine_cleans_up_in_the_scope() -> None:
-    seen: list[str] = []
-
-    @use("aligned64")
-    async def work(started: asyncio.Event) -> None:
-        started.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await asyncio.sleep(0)
-            seen.append(name_here())
-
-    async def main() -> None:
-        started = asyncio.Event()
-        task = asyncio.create_task(work(started))
-        await started.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    asyncio.run(main())
-    assert seen == ["aligned64"]
 
 
 def test_a_coroutine_that_is_never_awaited_selects_nothing() -> None:

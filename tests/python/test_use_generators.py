@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
-import numpy as np
 import pytest
 
 import ctxalloc
@@ -91,17 +90,6 @@ def test_two_generators_of_one_function_do_not_see_each_other() -> None:
     left, right = body("system"), body("default_allocator")
     assert [next(left), next(right), next(left), next(right)] == ["system", "default_allocator"] * 2
     assert current().name == "default_allocator"
-
-
-def test_arrays_made_in_a_generator_live_in_its_handler() -> None:
-    @use("aligned64")
-    def chunks() -> Iterator[np.ndarray]:
-        for size in (10, 1000):
-            yield np.ones(size)
-
-    for chunk in chunks():
-        assert ctxalloc.handler_of(chunk) is ctxalloc.handler("aligned64")
-        assert ctxalloc.handler_of(chunk + 1) is ctxalloc.handler("default_allocator")
 
 
 def test_a_generator_may_be_stepped_from_other_threads_and_contexts() -> None:

@@ -179,68 +179,6 @@ def test_inside_a_whole_request_one_of_arrays_leaves_it_the_rest():
 
 
 @needs_library
-def test_random_programs_agree_with_a_naive_model():
-    check("""
-        libc = without_gil
-        seed = 20261124
-        rnd = random.Random(seed)
-        requests = [ctxalloc.request(whole=True, root=True) for _ in range(5)]
-        handlers, sums, blocks = [], [0] * 5, []
-        for request in requests:
-            request._begin()
-            handlers.append(request.handler)
-        sizes = lambda: rnd.choice([1024, 1500, 4096, 20_000, 70_000, 300_000, rnd.randrange(1024, 600_000)])
-        lock = threading.Lock()
-        def step():
-            owner = rnd.randrange(5)
-            token = ctxalloc.set_handler(handlers[owner])
-            what = rnd.random()
-            if what < 0.5 or not blocks:
-                size = sizes()
-                kind = rnd.randrange(3)
-                block = [libc.malloc, lambda n: libc.calloc(1, n), lambda n: libc.aligned_alloc(256, n)][kind](size)
-                if kind == 1:
-                    assert not any(ctypes.string_at(block, size))
-                ctypes.memset(block, owner + 1, size)
-                blocks.append((block, size, owner, owner + 1))
-                sums[owner] += size
-            elif what < 0.75:
-                block, size, whose, mark = blocks.pop(rnd.randrange(len(blocks)))
-                new = sizes()
-                block = libc.realloc(block, new)
-                text = ctypes.string_at(block, min(size, new))
-                assert text == bytes([mark]) * len(text)
-                ctypes.memset(block, mark, new)
-                blocks.append((block, new, whose, mark))
-                sums[whose] += new - size
-            else:
-                block, size, whose, mark = blocks.pop(rnd.randrange(len(blocks)))
-                text = ctypes.string_at(block, size)
-                assert text == bytes([mark]) * size, seed
-                libc.free(block)
-                sums[whose] -= size
-            ctxalloc.reset(token)
-        def work():
-            for _ in range(1000):
-                with lock:
-                    step()
-        threads = [threading.Thread(target=work) for _ in range(4)]
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
-        for number, request in enumerate(requests):
-            if number == 2:
-                request._end(None)
-        native = [request.stats.whole.native_bytes for request in requests]
-        small = [one - sums[number] for number, one in enumerate(native)]
-        assert all(0 <= one < 400 * KiB for one in small), (native, sums)
-        while blocks:
-            block, size, whose, _ = blocks.pop()
-            libc.free(block)
-        assert all(request.stats.whole.native_bytes < 400 * KiB for request in requests)
-    """)
-
-
-@needs_library
 def test_a_child_of_fork_frees_what_its_parent_made():
     check("""
         stop = False

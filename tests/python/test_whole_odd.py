@@ -154,23 +154,6 @@ def test_python_counts_its_blocks_as_it_does_without():
     """)
 
 
-def test_a_block_of_a_request_that_has_not_ended_stays_its_own():
-    check("""
-        with ctxalloc.request(whole=True) as first:
-            blocks = [libc.malloc(5000), libc.malloc(5000)]
-            with ctxalloc.request(whole=True, root=True) as second:
-                blocks[0] = libc.realloc(blocks[0], MiB)
-            assert first.stats.whole.native_bytes >= MiB and second.stats.whole.native_bytes < 200 * KiB
-        before = first.stats.whole.native_bytes
-        with ctxalloc.request(whole=True) as third:
-            blocks[0] = libc.realloc(blocks[0], 4000)  # one that shrinks gives back only
-            assert before - first.stats.whole.native_bytes == MiB - 4000
-        for block in blocks:
-            libc.free(block)
-        assert third.stats.whole.native_bytes < 200 * KiB
-    """)
-
-
 def test_what_nobody_can_make_is_in_no_number():
     check("""
         def tried(work):

@@ -50,32 +50,6 @@ fn two_requests_at_once_never_share_a_handler() {
 }
 
 #[test]
-fn the_numbers_of_an_inner_request_are_part_of_the_outer_ones() {
-    let _alone = alone();
-    let outer = begin();
-    let elsewhere = Budget::new("elsewhere", None);
-    let (own, inner_stats) = outer.run(|| {
-        let own = Buffer::zeroed(100).unwrap();
-        let inner = begin();
-        let with_budget = request().budget(&elsewhere).begin().unwrap();
-        let one = inner.run(|| Buffer::zeroed(1000).unwrap());
-        let two = with_budget.run(|| Buffer::zeroed(10_000).unwrap());
-        assert_eq!(outer.stats().live_bytes, 11_100);
-        assert_eq!(outer.stats().live_blocks, 3);
-        assert_eq!(elsewhere.in_use_bytes(), 10_000);
-        drop((one, two));
-        (own, inner.end().stats)
-    });
-    assert_eq!((inner_stats.total_bytes, inner_stats.peak_bytes), (1000, 1000));
-    let stats = outer.stats();
-    assert_eq!((stats.live_bytes, stats.peak_bytes, stats.total_bytes, stats.total_blocks), (100, 11_100, 11_100, 3));
-    drop(own);
-    assert_eq!(outer.end().stats.live_bytes, 0);
-    assert_eq!(elsewhere.in_use_bytes(), 0);
-    assert!(none_is_present());
-}
-
-#[test]
 fn a_request_may_have_a_strategy_of_its_own_choice() {
     let _alone = alone();
     let request = request().strategy(System).begin().unwrap();
@@ -245,16 +219,6 @@ impl Drop for Late {
 }
 
 static KEPT: std::sync::atomic::AtomicUsize = std::sync::atomic::AtomicUsize::new(0);
-
-#[test]
-fn a_root_request_is_part_of_none() {
-    let _alone = alone();
-    let outer = request().limit_bytes(100).begin().unwrap();
-    let root = outer.run(|| request().root().begin().unwrap());
-    drop(root.run(|| Buffer::zeroed(1000).unwrap()));
-    assert_eq!(outer.stats(), Default::default());
-    assert!(root.budget().parent().is_none());
-}
 
 #[test]
 fn a_request_is_known_from_any_depth_task_and_thread_that_carries_it() {

@@ -81,36 +81,6 @@ fn wanting(budget: &Budget, bytes: usize) -> Admitting {
 }
 
 #[test]
-fn blocks_come_out_of_the_reservation_first_and_the_end_returns_the_rest() {
-    let process = Budget::new("process", Some(1000));
-    let tenant = process.child("tenant", Some(800));
-    let first = ready(&mut wanting(&tenant, 600)).unwrap();
-    assert_eq!((tenant.in_use_bytes(), tenant.reserved_bytes(), process.reserved_bytes()), (0, 600, 600));
-    let block = first.run(|| Buffer::zeroed(400)).unwrap();
-    assert_eq!((tenant.in_use_bytes(), tenant.reserved_bytes(), process.reserved_bytes()), (400, 200, 200));
-    let beyond = first.run(|| Buffer::zeroed(300)).unwrap();
-    assert_eq!((tenant.in_use_bytes(), tenant.reserved_bytes()), (700, 0));
-    assert!(first.run(|| Buffer::zeroed(101)).is_err(), "beyond it only while the budgets have room");
-    drop(beyond);
-    assert_eq!((process.in_use_bytes(), process.reserved_bytes()), (400, 200), "what it frees is reserved again");
-    drop(first.end());
-    assert_eq!((process.in_use_bytes(), process.reserved_bytes()), (400, 0));
-    drop(block);
-    assert_eq!((process.in_use_bytes(), process.reserved_bytes()), (0, 0));
-}
-
-#[test]
-fn others_cannot_take_what_is_reserved() {
-    let process = Budget::new("process", Some(1000));
-    let patient = ready(&mut wanting(&process, 600)).unwrap();
-    let greedy = request().root().budget(&process).begin().unwrap();
-    let taken = greedy.run(|| Buffer::zeroed(400)).unwrap();
-    assert!(greedy.run(|| Buffer::zeroed(1)).is_err());
-    let block = patient.run(|| Buffer::zeroed(600)).unwrap();
-    drop((taken, block));
-}
-
-#[test]
 fn nobody_is_passed_at_a_budget_that_it_waits_for() {
     let process = Budget::new("process", Some(100));
     let tenants = ["a", "b"].map(|name| process.child(name, Some(60)));
@@ -128,21 +98,6 @@ fn nobody_is_passed_at_a_budget_that_it_waits_for() {
     let small = soon(&mut small).unwrap();
     drop((of_b, behind_a, large, small));
     assert_eq!((process.reserved_bytes(), process.waiting()), (0, 0));
-}
-
-#[test]
-fn one_that_leaves_passes_its_turn_on_and_leaves_no_trace() {
-    let process = Budget::new("process", Some(100));
-    let held = ready(&mut wanting(&process, 60)).unwrap();
-    let large = wanting(&process, 100);
-    let mut small = wanting(&process, 40);
-    assert!(polled(&mut small).is_pending());
-    drop(large);
-    let small = ready(&mut small).unwrap();
-    let given = wanting(&process, 0);
-    drop(given); // it had its reservation
-    drop((held, small));
-    assert_eq!((process.reserved_bytes(), process.waiting(), process.in_use_bytes()), (0, 0, 0));
 }
 
 #[test]
@@ -166,22 +121,6 @@ fn each_reason_not_to_wait_is_told() {
     assert!(polled(&mut never).is_pending());
     process.set_limit_bytes(Some(65));
     assert_eq!(reason(soon(&mut never)), NoRoom::NeverFits, "since the limit was lowered");
-}
-
-#[test]
-fn a_reservation_inside_comes_out_of_the_one_around_it() {
-    let process = Budget::new("process", Some(100));
-    let outer = ready(&mut wanting(&process, 100)).unwrap();
-    let inner = outer.run(|| request().reserve_bytes(60).admit_blocking()).unwrap();
-    let block = inner.run(|| Buffer::zeroed(70)).unwrap(); // beyond its own, within the outer one's
-    assert_eq!((process.in_use_bytes(), process.reserved_bytes()), (70, 30));
-    assert_eq!(reason(outer.run(|| request().reserve_bytes(31).begin())), NoRoom::Busy);
-    drop(outer);
-    assert_eq!((process.in_use_bytes(), process.reserved_bytes()), (70, 0), "only what is in use outlives it");
-    drop(block);
-    assert_eq!((process.in_use_bytes(), process.reserved_bytes()), (0, 60), "the inner one's is its own now");
-    drop(inner);
-    assert_eq!((process.in_use_bytes(), process.reserved_bytes()), (0, 0));
 }
 
 fn named(answer: Result<Request, Error>) -> String {

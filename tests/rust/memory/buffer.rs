@@ -35,33 +35,6 @@ fn a_buffer_outlives_its_scope_and_keeps_its_handler_to_the_end() {
 }
 
 #[test]
-fn a_buffer_is_used_resized_and_freed_on_any_thread() {
-    let (owner, strategy) = marked("on any thread");
-    let mut buffer = thread::spawn(move || Buffer::copy_from_slice_in(owner, b"born elsewhere"))
-        .join()
-        .expect("no panic")
-        .expect("14 bytes");
-    for hop in 0..rounds(20, 4) {
-        buffer = thread::spawn(move || {
-            drop(set(green()));
-            buffer.resize(20 + 500 * hop).expect("some bytes");
-            buffer
-        })
-        .join()
-        .expect("no panic");
-        assert_eq!(&buffer[..14], b"born elsewhere");
-    }
-    let shared = &buffer;
-    thread::scope(|threads| {
-        for _ in 0..3 {
-            threads.spawn(|| assert_eq!(shared[0], b'b'));
-        }
-    });
-    thread::spawn(move || drop(buffer)).join().expect("no panic");
-    assert_eq!(strategy.live_blocks(), 0);
-}
-
-#[test]
 fn an_empty_buffer_has_no_block() {
     let (owner, strategy) = marked("empty");
     let mut buffer = Buffer::zeroed_in(owner, 0).expect("nothing");
@@ -73,16 +46,6 @@ fn an_empty_buffer_has_no_block() {
     assert_eq!((buffer.len(), strategy.live_blocks()), (0, 0));
     buffer.resize(0).expect("nothing");
     assert_eq!(buffer.try_clone().expect("nothing"), buffer);
-}
-
-#[test]
-fn what_a_buffer_grows_by_is_zero_even_where_it_was_dirty() {
-    let mut buffer = Buffer::zeroed_in(red(), 100).expect("100 bytes");
-    buffer.fill(0xAA);
-    buffer.resize(10).expect("fewer");
-    buffer.resize(100).expect("as before");
-    assert_eq!(&buffer[..10], &[0xAA; 10]);
-    assert_eq!(&buffer[10..], &[0; 90]);
 }
 
 #[test]

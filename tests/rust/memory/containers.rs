@@ -40,37 +40,6 @@ fn the_default_allocator_is_the_current_handler() {
 }
 
 #[test]
-fn a_box_of_an_over_aligned_type_is_aligned_and_freed() {
-    #[repr(align(4096))]
-    struct Page([u8; 5000]);
-    let (owner, strategy) = marked("pages");
-    for owner in owners().into_iter().chain([owner]) {
-        let page = BoxIn::new_in(Page([7; 5000]), ContextAlloc::with_handler(owner));
-        assert!((&raw const *page).addr().is_multiple_of(4096));
-        assert!(page.0.iter().all(|&byte| byte == 7));
-    }
-    assert_eq!((strategy.made(), strategy.live_blocks()), (1, 0));
-}
-
-#[test]
-fn a_vec_of_an_over_aligned_type_grows_and_shrinks() {
-    #[derive(Clone, Copy, PartialEq, Debug)]
-    #[repr(align(128))]
-    struct Wide(u64);
-    for owner in owners() {
-        let mut wide = VecIn::new_in(ContextAlloc::with_handler(owner));
-        for number in 0..rounds(500, 40) as u64 {
-            wide.push(Wide(number));
-            assert!(wide.as_ptr().addr().is_multiple_of(128));
-        }
-        wide.truncate(3);
-        wide.shrink_to_fit();
-        assert_eq!(&wide[..], &[Wide(0), Wide(1), Wide(2)]);
-        assert!(wide.as_ptr().addr().is_multiple_of(128));
-    }
-}
-
-#[test]
 fn types_without_a_size_ask_for_no_block() {
     let (owner, strategy) = marked("no size");
     let mut units = VecIn::new_in(ContextAlloc::with_handler(owner));

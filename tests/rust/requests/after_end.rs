@@ -208,47 +208,6 @@ fn budgets_of_an_ended_request_charge_what_is_above_them() {
 }
 
 #[test]
-fn a_request_begun_where_a_detached_one_is_over_pays_for_nobody_else() {
-    let _alone = alone();
-    let (red, blue) = (Budget::new("red", Some(100)), Budget::new("blue", None));
-    let first = request().budget(&red).begin().unwrap();
-    let mut late = first.run(Context::copy_current);
-    first.end();
-    let second = late.run(|| request().budget(&blue).begin().unwrap());
-    drop(second.run(|| Buffer::zeroed(1000).unwrap()));
-    assert_eq!((red.peak_bytes(), blue.peak_bytes()), (0, 1000));
-}
-
-#[test]
-fn nobody_detaches_work_from_a_request_that_is_open() {
-    let _alone = alone();
-    let open = request().limit_bytes(5000).begin().unwrap();
-    let inner = open.run(|| request().after_end(AfterEnd::Detach).begin().unwrap());
-    let mut late = inner.run(Context::copy_current);
-    inner.end();
-    assert!(late.run(|| Buffer::zeroed(5001)).is_err());
-    let block = late.run(|| Buffer::zeroed(5000).unwrap());
-    assert_eq!(open.stats().live_bytes, 5000);
-    drop(block);
-    open.end();
-    drop(late.run(|| Buffer::zeroed(5001).unwrap()));
-}
-
-#[test]
-fn late_work_that_is_refused_gets_one_overdraft() {
-    let _alone = alone();
-    let begun = request().overdraft_bytes(4000).after_end(AfterEnd::Refuse).begin().unwrap();
-    let mut context = begun.run(Context::copy_current);
-    let before = begun.run(|| Buffer::zeroed(50_000).unwrap());
-    let handle = begun.handle();
-    drop(begun);
-    let late: Vec<_> = context.run(|| (0..).map_while(|_| Buffer::zeroed(1000).ok()).collect());
-    assert_eq!((late.len(), handle.stats().live_bytes), (4, 54_000));
-    assert!(matches!(context.run(|| Buffer::zeroed(1000)), Err(Error::RequestEnded { .. })));
-    drop((before, late));
-}
-
-#[test]
 fn a_chain_of_successors_stays_flat() {
     let _alone = alone();
     let slots = request_counts().slots;

@@ -47,40 +47,6 @@ fn limits_hold_after_a_hundred_thousand_escapes() {
 }
 
 #[test]
-fn three_levels_down_a_limit_holds_and_the_sums_are_right() {
-    let _alone = alone();
-    let elsewhere = Budget::new("elsewhere", None);
-    let a = request().name("a").limit_bytes(1 << 20).begin().unwrap();
-    let b = a.run(|| request().budget(&elsewhere).begin().unwrap());
-    let c = b.run(begin);
-    let block = c.run(|| Buffer::zeroed(1 << 20).unwrap());
-    assert_eq!((a.stats().live_bytes, a.stats().live_blocks), (1 << 20, 1));
-    assert_eq!(elsewhere.in_use_bytes(), 1 << 20);
-    let refused = c.run(|| Buffer::zeroed(1)).unwrap_err();
-    assert!(matches!(refused, Error::BudgetExceeded { budget, .. } if budget == "a"));
-    assert_eq!((a.stats().refused, b.stats().refused, c.stats().refused), (1, 0, 0));
-    drop(block);
-}
-
-#[test]
-fn a_diamond_charges_what_is_shared_once() {
-    let _alone = alone();
-    let tenant = Budget::new("tenant", None);
-    let (left, right) = (tenant.child("left", None), tenant.child("right", None));
-    let outer = request().budget(&left).begin().unwrap();
-    let inner = outer.run(|| request().budget(&right).begin().unwrap());
-    let block = inner.run(|| Buffer::zeroed(1000).unwrap());
-    for budget in [&tenant, &left, &right, &outer.budget(), &inner.budget()] {
-        assert_eq!((budget.in_use_bytes(), budget.peak_bytes()), (1000, 1000), "{budget:?}");
-    }
-    let twice = outer.run(|| request().budget(&tenant).begin().unwrap());
-    let other = twice.run(|| Buffer::zeroed(10).unwrap());
-    assert_eq!(tenant.in_use_bytes(), 1010);
-    drop((block, other));
-    assert_eq!(tenant.in_use_bytes(), 0);
-}
-
-#[test]
 fn what_was_refused_was_never_alive() {
     let _alone = alone();
     let tenant = Budget::new("tenant", Some(1000));
@@ -93,19 +59,6 @@ fn what_was_refused_was_never_alive() {
     let unlimited = begin();
     unlimited.run(|| Buffer::zeroed(1 << 60)).unwrap_err(); // the system's refusal
     assert_eq!((unlimited.stats().peak_bytes, unlimited.stats().total_bytes), (0, 0));
-}
-
-#[test]
-fn a_limit_that_is_changed_holds_from_the_next_charge() {
-    let _alone = alone();
-    let tenant = Budget::new("tenant", Some(1000));
-    let request = request().budget(&tenant).begin().unwrap();
-    let first = request.run(|| Buffer::zeroed(900).unwrap());
-    tenant.set_limit_bytes(Some(500));
-    assert!(request.run(|| Buffer::zeroed(1)).is_err());
-    tenant.set_limit_bytes(None);
-    drop(request.run(|| Buffer::zeroed(100_000).unwrap()));
-    drop(first);
 }
 
 #[test]
@@ -122,20 +75,6 @@ fn bytes_from_elsewhere_are_charged_like_any_other() {
     assert_eq!(charge.bytes(), 900);
     drop(charge);
     assert!(none_is_present());
-}
-
-#[test]
-fn a_tiny_block_may_use_the_overdraft_and_the_account_shows_it() {
-    let _alone = alone();
-    let request = request().limit_bytes(0).overdraft_bytes(1500).begin().unwrap();
-    let tiny = request.run(|| Buffer::zeroed(1024).unwrap());
-    assert_eq!(request.stats().overdraft_bytes, 1024);
-    assert!(request.run(|| Buffer::zeroed(1025)).is_err(), "not tiny");
-    assert!(request.run(|| Buffer::zeroed(500)).is_err(), "past the overdraft");
-    let scalars: Vec<_> = request.run(|| (0..).map_while(|_| Buffer::zeroed(32).ok()).collect());
-    assert_eq!(scalars.len(), (16 * 1500 - 1024) / 32, "scalars have sixteen times as much");
-    drop((tiny, scalars));
-    assert_eq!(request.end().stats.overdraft_bytes, 0);
 }
 
 #[test]
@@ -177,64 +116,6 @@ fn a_budget_is_idle_when_nothing_can_charge_it() {
     assert!(!budget.is_idle());
     drop(charge);
     assert!(budget.is_idle());
-}
-
-#[test]
-fn what_is_given_back_is_never_refused() {
-    let _alone = alone();
-    let tenant = Budget::new("tenant", None);
-    let request = request().budget(&tenant).begin().unwrap();
-    let mut block = request.run(|| Buffer::zeroed(100_000).unwrap());
-    tenant.set_limit_bytes(Some(10));
-    assert_eq!(tenant.overdraft_bytes(), 99_990);
-    block.resize(50_000).unwrap();
-    block.resize(10).unwrap();
-    assert!(block.resize(11).is_err());
-    assert_eq!(tenant.in_use_bytes(), 10);
-}
-
-#[test]
-fn a_strict_request_has_no_overdraft_for_those_inside_of_it() {
-    let _alone = alone();
-    let strict = request().limit_bytes(0).begin().unwrap();
-    let inner = strict.run(|| request().overdraft_bytes(1000).begin().unwrap());
-    assert!(inner.run(|| Buffer::zeroed(1)).is_err());
-    let tenant = Budget::new("tenant", Some(0));
-    let (one, other) = (request().budget(&tenant), request().budget(&tenant));
-    let [one, other] = [one, other].map(|request| request.overdraft_bytes(1000).begin().unwrap());
-    let all = one.run(|| Buffer::zeroed(1000).unwrap());
-    assert!(other.run(|| Buffer::zeroed(33)).is_err(), "no more beyond one limit, whoever asks");
-    drop(other.run(|| Buffer::zeroed(32).expect("a scalar")));
-    drop(all);
-    drop(other.run(|| Buffer::zeroed(1000).unwrap()));
-}
-
-#[test]
-fn blocks_within_the_limit_do_not_use_up_the_overdraft() {
-    let _alone = alone();
-    let request = request().limit_bytes(10_000).overdraft_bytes(2000).begin().unwrap();
-    let rows: Vec<_> = request.run(|| (0..).map_while(|_| Buffer::zeroed(1000).ok()).collect());
-    assert_eq!((rows.len(), request.stats().overdraft_bytes), (12, 2000));
-    // A limit that is lowered counts from what is in use, so that scalars can still be had.
-    request.budget().set_limit_bytes(Some(0));
-    let more: Vec<_> = request.run(|| (0..).map_while(|_| Buffer::zeroed(1000).ok()).collect());
-    assert_eq!((more.len(), request.stats().live_bytes), (2, 14_000));
-    drop((rows, more));
-    assert!(request.run(|| Buffer::zeroed(2001)).is_err(), "it falls with what is in use");
-    assert!(request.run(|| Buffer::zeroed(1000)).is_ok());
-}
-
-#[test]
-fn requests_inside_exceed_an_outer_limit_by_one_overdraft_together() {
-    let _alone = alone();
-    let tenant = Budget::new("tenant", Some(0));
-    let outer = request().limit_bytes(0).overdraft_bytes(4000).budget(&tenant).begin().unwrap();
-    let mut kept = Vec::new();
-    for _ in 0..100 {
-        let inner = outer.run(|| request().limit_bytes(0).overdraft_bytes(4000).begin().unwrap());
-        kept.extend(inner.run(|| (0..10).filter_map(|_| Buffer::zeroed(1000).ok()).collect::<Vec<_>>()));
-    }
-    assert_eq!((kept.len(), tenant.overdraft_bytes(), outer.stats().overdraft_bytes), (4, 4000, 4000));
 }
 
 #[test]

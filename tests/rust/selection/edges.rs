@@ -9,41 +9,6 @@ use std::ptr::NonNull;
 use tokio::runtime::Builder;
 use tokio::task::LocalSet;
 
-#[test]
-fn block_on_inside_of_a_scope_runs_in_that_scope() {
-    let runtime = Builder::new_current_thread().build().expect("a runtime");
-    scope(red(), || {
-        let seen = runtime.block_on(async {
-            let before = current();
-            tokio::task::yield_now().await;
-            drop(set(green()));
-            before
-        });
-        assert_eq!((seen, current()), (red(), green()), "the same context: what it selects stays selected");
-    });
-    assert_eq!(current(), default_handler());
-}
-
-#[test]
-fn block_on_inside_of_a_scoped_future_runs_in_its_context() {
-    let seen = block_on(
-        async {
-            drop(set(green()));
-            let inner = block_on(async {
-                Yield(1).await;
-                let seen = current();
-                drop(set(blue()));
-                seen
-            });
-            Yield(1).await;
-            (inner, current())
-        }
-        .with_handler(red()),
-    );
-    assert_eq!(seen, (green(), blue()));
-    assert_eq!(current(), default_handler());
-}
-
 /// A task without a context of its own has no selection of its own either: it sees and changes that of the thread
 /// that polls it. Wrapped ones beside it are not touched.
 #[test]
@@ -86,28 +51,6 @@ fn a_local_set_driven_in_a_scoped_future_lends_plain_tasks_its_context() {
         (driven.with_handler(red()).await, current())
     });
     assert_eq!(seen, (red(), default_handler()));
-}
-
-#[test]
-fn a_future_polled_inside_of_another_ones_poll_does_not_disturb_it() {
-    let mut inner = pin!(
-        async {
-            drop(set(green()));
-            Yield(1).await;
-            current()
-        }
-        .with_handler(blue())
-    );
-    let seen = block_on(
-        async {
-            assert!(poll_once(inner.as_mut()).is_pending());
-            let between = current();
-            Yield(1).await;
-            (between, poll_once(inner.as_mut()), current())
-        }
-        .with_handler(red()),
-    );
-    assert_eq!(seen, (red(), std::task::Poll::Ready(green()), red()));
 }
 
 #[test]

@@ -6,56 +6,6 @@ use std::panic::{catch_unwind, resume_unwind};
 use std::pin::pin;
 
 #[test]
-fn a_scope_selects_for_its_work_and_restores_after_it() {
-    let seen = scope(red(), || (current(), scope(green(), current), current()));
-    assert_eq!(seen, (red(), green(), red()));
-    assert_eq!(current(), default_handler());
-    assert!(Context::copy_current().is_unset());
-}
-
-#[test]
-fn a_scope_restores_when_its_work_panics() {
-    scope(blue(), || {
-        let outcome = catch_unwind(|| scope(red(), || scope(green(), || resume_unwind(Box::new(())))));
-        assert!(outcome.is_err());
-        assert_eq!(current(), blue());
-    });
-}
-
-#[test]
-fn a_scope_restores_whatever_its_work_selected() {
-    scope(blue(), || {
-        scope(red(), || drop(set(green())));
-        assert_eq!(current(), blue());
-    });
-}
-
-#[test]
-fn a_token_used_after_its_scope_still_restores_what_it_saw() {
-    let token = scope(red(), || set(green()));
-    assert_eq!(current(), default_handler());
-    assert_eq!(reset(&token), Ok(()));
-    assert_eq!(current(), red(), "contextvars does the same");
-}
-
-#[test]
-fn guards_left_out_of_order_restore_what_each_one_saw() {
-    let outer = enter(red()); // saw nothing
-    let inner = enter(green()); // saw red
-    drop(outer);
-    assert_eq!(current(), default_handler());
-    drop(inner);
-    assert_eq!(current(), red());
-}
-
-#[test]
-fn a_guard_can_be_left_explicitly_and_tells_how_it_went() {
-    let guard = enter(red());
-    assert_eq!(guard.exit(), Ok(()));
-    assert_eq!(current(), default_handler());
-}
-
-#[test]
 fn a_guard_that_is_forgotten_keeps_the_selection() {
     std::mem::forget(enter(red()));
     assert_eq!(current(), red());
@@ -68,29 +18,6 @@ fn a_guard_dropped_in_another_context_changes_nothing_there() {
     other.run(|| drop(guard));
     assert_eq!(other.handler(), green());
     assert_eq!(current(), red(), "its own context was not left");
-}
-
-#[test]
-fn a_guard_left_explicitly_in_another_context_says_so() {
-    let guard = enter(red());
-    let outcome = Context::with_handler(green()).run(|| (guard.exit(), current()));
-    assert_eq!(outcome, (Err(Error::TokenForeign), green()));
-}
-
-#[test]
-#[expect(clippy::await_holding_invalid_type, reason = "what it does there, in a future that has a context of its own")]
-fn a_guard_held_across_an_await_selects_in_its_own_future_only() {
-    let future = async {
-        let guard = enter(red());
-        crate::support::Yield(1).await;
-        let inside = current();
-        drop(guard);
-        (inside, current())
-    };
-    let mut future = pin!(future.with_handler(green()));
-    assert!(poll_once(future.as_mut()).is_pending());
-    assert_eq!(current(), default_handler(), "between polls");
-    assert_eq!(poll_once(future.as_mut()), std::task::Poll::Ready((red(), green())));
 }
 
 /// Counts the crate's error events on this thread while `work` runs.

@@ -220,18 +220,3 @@ fn a_panic_payload_that_panics_when_it_is_dropped_does_no_harm() {
     let owner = ctxalloc::register("throws", Throws).expect("a name of its own");
     assert!(C::of(owner).malloc(1).is_null());
 }
-
-#[test]
-fn blocks_have_the_alignment_their_handler_names() {
-    for handler in built_ins() {
-        for size in [1, 8, 63, 64, 65, 4096, 70_000] {
-            let block = handler.allocate(size).expect("some bytes");
-            assert!(block.addr().get().is_multiple_of(handler.alignment()));
-            // SAFETY: a live block of this handler.
-            let block = unsafe { handler.resize(block, size * 3) }.expect("some more");
-            assert!(block.addr().get().is_multiple_of(handler.alignment()));
-            // SAFETY: the block as it was resized, live.
-            unsafe { handler.release(block, size * 3) };
-        }
-    }
-}

@@ -55,37 +55,6 @@ fn the_error_for_a_name_that_nobody_has_lists_those_there_are() {
 }
 
 #[test]
-fn an_empty_name_is_refused() {
-    assert_eq!(register("", System), Err(Error::NameEmpty));
-    assert!(handlers().all(|handler| !handler.name().is_empty()));
-}
-
-#[test]
-fn a_name_has_room_for_126_bytes_and_not_for_127() {
-    let longest = format!("longest {}", "x".repeat(126 - 8));
-    let registered = register(&longest, System).expect("126 bytes fit");
-    assert_eq!(registered.name(), longest);
-    let longer = format!("longer  {}", "x".repeat(127 - 8));
-    assert_eq!(refusal(register(&longer, System)), error!(NameTooLong { name: longer.clone(), length_bytes: 127 }));
-    assert_eq!(handler(&longer), None);
-}
-
-#[test]
-fn the_length_of_a_name_is_counted_in_bytes_of_utf8() {
-    let cranes = "鶴".repeat(42); // three bytes each
-    assert_eq!(register(&cranes, System).expect("126 bytes").name(), cranes);
-    let longer = "鶴".repeat(43);
-    assert!(matches!(register(&longer, System), Err(Error::NameTooLong { length_bytes: 129, .. })));
-}
-
-#[test]
-fn a_name_with_a_nul_is_refused_with_its_place() {
-    let refused = register("cut\0short\0", System);
-    assert_eq!(refusal(refused), error!(NameHasNul { name: "cut\0short\0", position: 3 }));
-    assert_eq!((handler("cut"), handler("cut\0short\0")), (None, None));
-}
-
-#[test]
 fn a_taken_name_is_refused_and_the_first_handler_stays() {
     let first = register("taken", Aligned::CACHE_LINE).expect("a new name");
     assert_eq!(refusal(register("taken", System)), error!(NameTaken { name: "taken" }));

@@ -1,6 +1,6 @@
 """The four crossings between Python and Rust, by way of the example extension: which handler is seen on each side.
 
-What Rust awaits (the fourth) and cancellation have files of their own. What is awaited here ends by itself.
+What Rust awaits (the fourth) and cancellation have files of their own; all of them at once are in test_stress.py.
 """
 
 import asyncio
@@ -62,22 +62,6 @@ def test_a_rust_future_sees_the_handler_of_the_call_on_every_thread(name: str, r
         return {thread for _, thread in seen}
 
     assert len(run(main())) > 1  # it was on several threads
-
-
-def test_many_rust_futures_under_many_handlers_do_not_mix(run: Any, fresh_handler: Callable[[], Any]) -> None:
-    names = [*HANDLERS, *(fresh_handler().name for _ in range(8))]
-
-    async def request(name: str) -> None:
-        async with use(name) as handler:
-            futures = [example.handlers_on_the_way(3) for _ in range(4)]
-            for seen in await asyncio.gather(*futures):
-                assert {own for own, _ in seen} == {name}
-            assert current() is handler
-
-    async def main() -> None:
-        await asyncio.gather(*(request(names[n % len(names)]) for n in range(120)))
-
-    run(main())
 
 
 def test_the_output_of_a_future_becomes_python_in_its_handler(run: Any) -> None:
@@ -220,29 +204,6 @@ def test_rust_that_calls_back_into_python_selects_for_that_call_only() -> None:
                 assert current().name == example.handler_here() == caller
             assert example.call_in("aligned64", deeper) == ["aligned64", "system", "aligned64"]
             assert current().name == caller
-
-
-# ---- all of them -------------------------------------------------------------------------------------
-
-
-def test_many_tasks_cross_in_all_directions_at_once(run: Any) -> None:
-    async def request(number: int) -> None:
-        name = HANDLERS[number % len(HANDLERS)]
-        other = HANDLERS[(number + 1) % len(HANDLERS)]
-        async with use(name) as handler:
-            made, found, way = await asyncio.gather(
-                example.array_made_in(other, 10), example.await_python(tells), example.handlers_on_the_way(1)
-            )
-            assert handler_of(made) is ctxalloc.handler(other)
-            assert found == (name, "nobody")
-            assert {own for own, _ in way} == {name}
-            assert await asyncio.to_thread(example.handler_here) == name
-            assert current() is handler
-
-    async def main() -> None:
-        await asyncio.gather(*(request(number) for number in range(200)))
-
-    run(main())
 
 
 # ---- leaks -------------------------------------------------------------------------------------------

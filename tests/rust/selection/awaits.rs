@@ -1,12 +1,10 @@
 //! Rule 4: a set lasts across every await, also when the task moves to another thread; between polls the thread's own
 //! context is untouched. Migration is forced: by hand, and on tokio by occupying the other workers.
 
-use crate::support::{Yield, block_on, blue, green, migrate, on_every_runtime, poll_once, red};
-use ctxalloc::{Context, WithHandler, current, default_handler, scope, set};
+use crate::support::{Yield, block_on, blue, green, migrate, poll_once, red};
+use ctxalloc::{Context, WithHandler, current, scope, set};
 use futures::stream::{self, Stream, StreamExt};
 use std::pin::pin;
-use std::task::Poll;
-use std::thread;
 
 #[test]
 fn a_set_lasts_when_each_poll_is_on_another_thread() {

@@ -1,7 +1,7 @@
 //! `Context` as a value: run, wrap, copy, clone. PEP 567's `contextvars.Context`.
 
-use crate::support::{blue, drop_probe, green, red};
-use ctxalloc::{Context, Error, current, default_handler, enter, reset, scope, set};
+use crate::support::{blue, drop_probe, red};
+use ctxalloc::{Context, current, default_handler, scope};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::thread;
 

@@ -1,10 +1,9 @@
 //! Rule 6: re-entrancy, `block_on` inside of a scope, tasks without a context of their own. What is defined here is
 //! what `contextvars` and asyncio do in the same place.
 
-use crate::support::{Yield, block_on, blue, green, poll_once, red};
+use crate::support::{Yield, block_on, blue, green, red};
 use ctxalloc::strategy::{Strategy, System};
 use ctxalloc::{Buffer, Context, WithHandler, current, default_handler, handler, register, scope, set};
-use std::pin::pin;
 use std::ptr::NonNull;
 use tokio::runtime::Builder;
 use tokio::task::LocalSet;

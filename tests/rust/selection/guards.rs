@@ -1,9 +1,7 @@
-//! Scopes for synchronous code: `scope`, `enter` and its guard, in order and out of it.
+//! Guards that are forgotten, or go in a context that is not theirs.
 
-use crate::support::{blue, green, poll_once, red};
-use ctxalloc::{Context, Error, WithHandler, current, default_handler, enter, reset, scope, set};
-use std::panic::{catch_unwind, resume_unwind};
-use std::pin::pin;
+use crate::support::{green, red};
+use ctxalloc::{Context, current, enter};
 
 #[test]
 fn a_guard_that_is_forgotten_keeps_the_selection() {
@@ -68,6 +66,7 @@ fn a_guard_dropped_in_another_context_is_reported() {
 #[test]
 #[cfg(feature = "tracing")]
 fn a_guard_that_was_told_is_not_reported_as_well() {
+    use ctxalloc::Error;
     let errors = errors_during(|| {
         let guard = enter(red());
         assert_eq!(Context::with_handler(green()).run(|| guard.exit()), Err(Error::TokenForeign));
@@ -78,6 +77,7 @@ fn a_guard_that_was_told_is_not_reported_as_well() {
 #[test]
 #[cfg(all(feature = "tracing", feature = "tokio"))]
 fn a_guard_that_moves_between_local_tasks_is_reported_without_effect() {
+    use ctxalloc::WithHandler;
     let errors = errors_during(|| {
         let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
         tokio::task::LocalSet::new().block_on(&runtime, async {

@@ -2,7 +2,7 @@
 
 use crate::support::{Yield, blue, green, on_every_runtime, red};
 use ctxalloc::task::{self, JoinSet};
-use ctxalloc::{Context, WithHandler, current, default_handler, scope, set};
+use ctxalloc::{current, scope};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::oneshot;
 use tokio::task::LocalSet;

@@ -1,8 +1,7 @@
 //! Rule 1: a new OS thread starts with the default handler. Rule 3 for threads: `ctxalloc::thread::spawn` copies.
 
-use crate::support::{blue, drop_probe, green, red};
-use ctxalloc::{Context, current, default_handler, scope, set};
-use std::sync::mpsc::channel;
+use crate::support::{drop_probe, red};
+use ctxalloc::{Context, current, scope};
 use std::thread;
 
 #[test]

@@ -1,7 +1,7 @@
 //! Rule 2: `set` changes the current context only; its token restores, once, in whatever order, in its own context.
 
-use crate::support::{block_on, blue, green, migrate, red};
-use ctxalloc::{Context, Error, Token, WithHandler, current, default_handler, reset, set};
+use crate::support::{green, red};
+use ctxalloc::{Context, Error, Token, current, reset, set};
 use std::thread;
 
 /// Each refused use: nothing changes there, and the token still restores where it belongs.

@@ -101,6 +101,21 @@ fn nobody_is_passed_at_a_budget_that_it_waits_for() {
 }
 
 #[test]
+fn one_that_leaves_passes_its_turn_on_and_leaves_no_trace() {
+    let process = Budget::new("process", Some(100));
+    let held = ready(&mut wanting(&process, 60)).unwrap();
+    let large = wanting(&process, 100);
+    let mut small = wanting(&process, 40);
+    assert!(polled(&mut small).is_pending());
+    drop(large);
+    let small = ready(&mut small).unwrap();
+    let given = wanting(&process, 0);
+    drop(given); // it had its reservation
+    drop((held, small));
+    assert_eq!((process.reserved_bytes(), process.waiting(), process.in_use_bytes()), (0, 0, 0));
+}
+
+#[test]
 fn each_reason_not_to_wait_is_told() {
     let process = Budget::new("process", Some(100));
     assert_eq!(reason(ready(&mut wanting(&process, 101))), NoRoom::NeverFits);

@@ -8,8 +8,8 @@
 //! 6. Re-entrancy, `block_on` inside of a scope, `LocalSet` and thread-local destructors behave as `contextvars` and
 //!    asyncio do.
 //!
-//! The random programs of `tests/oracle` hold the rules themselves, beside CPython and on every runtime. Here is what no
-//! such program says: panics in destructors, thread-locals, what is told, and what only Rust has.
+//! The random programs of `tests/oracle` hold the rules themselves, beside CPython and on every runtime. Here is what
+//! no such program says: panics in destructors, thread-locals, what is told, and what only Rust has.
 
 mod awaits;
 mod contexts;

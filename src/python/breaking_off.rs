@@ -5,7 +5,7 @@
 //! name: the instruction of its caller says it.
 
 use super::asyncio::losing::is_own;
-use super::tracked::{Running, find_running};
+use super::tracked::{Running, find_running, has_call};
 use crate::whole::Runs;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -30,6 +30,9 @@ pub(super) struct BreakingOff {
     /// Our package's: its code, as asyncio's, is nobody's own.
     folder: String,
 }
+
+/// The file of the code that imports. Its functions: what finds a module that is not there yet, and reloads one.
+const IMPORTS: &str = "<frozen importlib._bootstrap>";
 
 /// An instruction and its argument.
 type Step = (Option<u8>, u8);
@@ -98,9 +101,13 @@ impl BreakingOff {
     }
 
     /// Whose code runs on this thread: its own may end here with an exception. What enters or leaves a block must not,
-    /// nor the standard library's: a lock would stay locked. Nor may what was called and is about to be awaited: nobody
+    /// nor the standard library's: a lock would stay locked. Nor may a module that is imported: C's are made once, and
+    /// what others have registered by then they register again. Nor what was called and is about to be awaited: nobody
     /// would wait for the tasks of a group. It may be called inside of an allocation.
     pub(super) fn runs(&self, py: Python<'_>) -> Runs {
+        if has_call(py, IMPORTS, &["_find_and_load", "_exec"]) {
+            return Runs::Imports;
+        }
         let mut innermost = None;
         let at_ends = |running: Running<'_>| {
             innermost.get_or_insert_with(|| self.of_one(&running));

@@ -25,6 +25,7 @@ use pyo3::exceptions::PyMemoryError;
 use pyo3::ffi;
 use pyo3::intern;
 use pyo3::prelude::*;
+use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_ulong, c_void};
 use std::mem::transmute;
 use std::ptr::null_mut;
@@ -138,6 +139,12 @@ fn is_main_thread() -> bool {
 }
 
 impl Raising {
+    fn runs(&self, py: Python<'_>) -> Runs {
+        let runs = self.breaking_off.runs(py);
+        IMPORTED.set((runs == Runs::Imports, BETWEEN_LOOKS));
+        runs
+    }
+
     /// Whether Python can be made to call [`tell`] on this thread.
     fn pends(&self) -> bool {
         self.pend_any.is_some() || (self.pend.is_some() && is_main_thread())
@@ -164,13 +171,33 @@ pub(super) fn tells_soon() -> bool {
     RAISING.get().is_some_and(Raising::pends)
 }
 
-/// Whose code runs on this thread. Where nobody knows, all is refused.
+thread_local! {
+    /// Whether a module was imported when this thread looked last, and how many bytes it is given until it looks again.
+    /// Without a destructor: threads allocate to their end.
+    static IMPORTED: Cell<(bool, usize)> = const { Cell::new((false, 0)) };
+}
+
+/// What a thread is given for an import before it looks again: a look takes as long as some hundred blocks.
+const BETWEEN_LOOKS: usize = 256 << 10;
+
+/// Whether a module was imported just now, and so many bytes are little.
+pub(super) fn still_imports(bytes: usize) -> bool {
+    let (is_imported, left) = IMPORTED.get();
+    let is_little = is_imported && bytes <= left;
+    if is_little {
+        IMPORTED.set((true, left - bytes));
+    }
+    is_little
+}
+
+/// Whose code runs on this thread. Where nobody knows, all is refused; but what is imported may give the GIL up, as
+/// `os.getcwd` does.
 pub(super) fn runs() -> Runs {
-    let here = RAISING.get().zip(attached::here());
-    here.map_or(Runs::Own { is_in_a_call: false }, |(raising, py)| {
-        let _pending = SetAside::new(py);
-        raising.breaking_off.runs(py)
-    })
+    let Some((raising, py)) = RAISING.get().zip(attached::here()) else {
+        return if IMPORTED.get().0 { Runs::Imports } else { Runs::Own { is_in_a_call: false } };
+    };
+    let _pending = SetAside::new(py);
+    raising.runs(py)
 }
 
 /// Whether an exception may be set for the code that runs on this thread. Where that is an event loop's it would meet
@@ -203,10 +230,14 @@ pub(super) fn overdrawn(thread: &mut Thread, payer: Payer, is_small: bool) {
 
 /// Sets the exception that this thread owes.
 pub(super) fn raise(thread: &mut Thread) {
-    if let Some(raising) = RAISING.get().filter(|_| thread.raising == OWED) {
+    // While a module is imported it stays owed.
+    if let Some(raising) = RAISING.get().filter(|_| thread.raising == OWED && !still_imports(1)) {
         set(raising, thread, IS_RAISING);
     }
 }
+
+/// While a module is imported it is looked whether that is over in so many bytes of small blocks.
+const AFTER_IMPORTS: u16 = 16 << 10;
 
 static GET_FRAME: Imported = Imported::new("sys", "_getframe");
 
@@ -252,10 +283,14 @@ fn told(py: Python<'_>) -> c_int {
         return 0;
     };
     become_(IS_RAISING); // what is made from here on is not refused
-    if !matches!(raising.breaking_off.runs(py), Runs::Own { .. }) {
-        become_(OWED);
-        own(Thread::look_soon); // with the next block, which may be its own code's
-        return 0;
+    match raising.runs(py) {
+        Runs::Own { .. } => {}
+        runs => {
+            become_(OWED);
+            // With the next block, which may be its own code's. Imports make many first.
+            own(|thread| if runs == Runs::Imports { thread.look_within(AFTER_IMPORTS) } else { thread.look_soon() });
+            return 0;
+        }
     }
     let Some(error) = request.seen().overdraft(false) else {
         become_(NOT_RAISING);

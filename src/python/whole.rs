@@ -248,8 +248,9 @@ fn begin(py: Python<'_>) -> Result<(), Why> {
     overdraft::prepare(py, python, is_attached, selected)?;
     let profile = Profile { made: placed::made, freed: placed::freed, resized: placed::resized };
     let (overdrawn, tells_soon, owes) = (overdraft::overdrawn, overdraft::tells_soon, overdraft::raise);
-    let runs = overdraft::runs;
-    let binding = Binding { selected, overdrawn, tells_soon, runs, owes, remembers, python, loses_work, profile };
+    let (runs, still_imports) = (overdraft::runs, overdraft::still_imports);
+    let binding =
+        Binding { selected, overdrawn, tells_soon, runs, owes, still_imports, remembers, python, loses_work, profile };
     attach(&preloaded.library, binding)?;
     if let Some(domains) = domains {
         domains.hook(py, &preloaded.library);

@@ -32,6 +32,8 @@ pub(crate) struct Binding {
     pub(crate) tells_soon: fn() -> bool,
     /// Whose code runs on this thread. As `selected`, but it may allocate.
     pub(crate) runs: fn() -> Runs,
+    /// Whether `runs` has said [`Runs::Imports`] so shortly before that it need not be asked for so many bytes more.
+    pub(crate) still_imports: fn(usize) -> bool,
     /// Called while this thread owes what `overdrawn` could not set ([`OWED`]). As `selected`.
     pub(crate) owes: fn(&mut Thread),
     /// Whether `selected` has to be asked now and then, and not only when a block is to be charged: it may know only
@@ -54,6 +56,8 @@ pub(crate) enum Runs {
     Others,
     /// What enters or leaves a block: refused, it would leave a lock locked.
     AtEnds,
+    /// Whoever's, while a module is imported: refused, the module would stay half made for all that come later.
+    Imports,
 }
 
 /// Who is told of each charged block while [`profile`] says so. They allocate what is nobody's only, and wait for no
@@ -220,6 +224,11 @@ fn any_is_charged() -> bool {
     WHOLE_REQUESTS.load(Ordering::Relaxed) > 0
 }
 
+/// Whether a module is imported on this thread.
+pub(super) fn imports() -> bool {
+    DECIDER.get().is_some_and(|decider| (decider.binding.runs)() == Runs::Imports)
+}
+
 /// The handler of the request that is selected on this thread.
 pub(super) fn selected(thread: &mut Thread) -> Option<Handler> {
     let decider = DECIDER.get().filter(|_| thread.may_decide())?;
@@ -267,10 +276,18 @@ impl Decider {
         let weight = Weight { bytes, is_object: kind != Kind::Native || thread.0.object > 0, is_sample: is_small };
         let beyond = if is_small && thread.0.is_told_now() { Beyond::Untold } else { Beyond::Refuse };
         let mut charged = charge(handler, weight, beyond);
+        if matches!(charged, Charged::Refused) && (self.binding.still_imports)(bytes) {
+            charged = charge(handler, weight, Beyond::ToldInImport);
+            if let Charged::To(payer) = charged {
+                self.overdrawn(thread.0, payer, is_small);
+            }
+        }
         if matches!(charged, Charged::Refused) {
             let beyond = match answer() {
-                // CPython does not survive each NULL in its loop, and there somebody's work may be lost.
-                Answer::RefusePython => match (self.binding.runs)() {
+                answer @ (Answer::Refuse | Answer::RefusePython) => match (self.binding.runs)() {
+                    Runs::Imports => Beyond::ToldInImport,
+                    _ if answer == Answer::Refuse => return told_by_null(thread.0),
+                    // CPython does not survive each NULL in its loop, and there somebody's work may be lost.
                     Runs::AtEnds => Beyond::ToldAtEnds,
                     runs if is_small && self.waits(runs) => Beyond::ToldInReserve,
                     _ => {
@@ -280,7 +297,6 @@ impl Decider {
                         return told_by_null(thread.0);
                     }
                 },
-                Answer::Refuse => return told_by_null(thread.0),
                 Answer::Grant => Beyond::Told,
                 Answer::Pass => {
                     nobodys::add(bytes, self.binding.python);

@@ -31,6 +31,7 @@ pub(crate) use shared::{Allocator, Attach, AttachArrow, GetThread, Hook, Kind, L
 pub(crate) use shared::{NOT_RAISING, NOTED, OWED, RAISED, RAISING, REFUSES, handler_of, word_of};
 pub(crate) use walk::{Python, extent, file_of, is_called_outside_of};
 
+use crate::handler::requests::ask_for_imports;
 use crate::strategy::account::WHOLE_REQUESTS;
 use crate::unattributed;
 use place::Places;
@@ -59,6 +60,7 @@ pub(crate) fn attach(library: &Library, binding: Binding) -> Result<(), String> 
     nobodys::begin();
     let first = ranges[0].base();
     decide::begin(Places::over(ranges), binding);
+    ask_for_imports(decide::imports);
     // SAFETY: the ranges stay reserved for ever, and `decide` can decide from here on.
     unsafe { (library.attach)(first, decide::EXACT_FROM, &raw const SLOW) };
     arrow::attach(library);

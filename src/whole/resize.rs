@@ -8,7 +8,7 @@ use super::sampling::{EXACT_FROM, counted, weight_of_sample};
 use super::shared::{DONE, Kind, PASS, REFUSED, Thread, handler_of};
 use super::walk::Answer;
 use crate::handler::Handler;
-use crate::handler::requests::{Handed, Payer};
+use crate::handler::requests::{Beyond, Handed, Payer, may_import};
 use crate::strategy::account::{Force, Weight};
 use crate::sync::is_forking;
 use std::ffi::c_void;
@@ -110,18 +110,21 @@ impl Decider {
         let (before, after) = (old.weight(), Weight { bytes, is_sample, ..old.weight() });
         let more_bytes = after.bytes.saturating_sub(before.bytes);
         // As a new one: small ones that Python asks for have what lies beyond the limit, too.
-        let is_in_reserve = is_sample && payer.is_in_reserve(more_bytes, false);
+        let is_in_reserve = is_sample && payer.is_in_reserve(more_bytes, Beyond::ToldInReserve);
         // SAFETY: the block is charged with `before`.
         if !unsafe { payer.reweigh(before, after, is_in_reserve.then_some(Force::Undo)) } {
             let waits = |runs| is_sample && handler_of(thread.0.account).is_some() && self.waits(runs);
-            let is_told_soon = match answer() {
-                Answer::RefusePython => match (self.binding.runs)() {
-                    Runs::AtEnds if payer.is_in_reserve(more_bytes, true) => true,
-                    runs if waits(runs) && payer.is_in_reserve(more_bytes, false) => true,
+            let has_reserve = |beyond| payer.is_in_reserve(more_bytes, beyond);
+            let still_imports = (self.binding.still_imports)(more_bytes) && has_reserve(Beyond::ToldInImport);
+            let is_told_soon = match if still_imports { Answer::Grant } else { answer() } {
+                answer @ (Answer::Refuse | Answer::RefusePython) => match (self.binding.runs)() {
+                    Runs::Imports if has_reserve(Beyond::ToldInImport) => is_sample,
+                    _ if answer == Answer::Refuse => return told_by_null(thread.0),
+                    Runs::AtEnds if has_reserve(Beyond::ToldAtEnds) => true,
+                    runs if waits(runs) && has_reserve(Beyond::ToldInReserve) => true,
                     _ => return told_by_null(thread.0),
                 },
-                answer if answer.refuses() => return told_by_null(thread.0),
-                _ => false,
+                Answer::Grant | Answer::Pass => still_imports && is_sample,
             };
             // SAFETY: the block is charged with `before`.
             unsafe { payer.reweigh(before, after, Some(Force::Grant)) };
@@ -159,9 +162,14 @@ impl Decider {
         let mut handed = unsafe { payer.hand_over(handler, before, after, None) };
         if matches!(handed, Handed::Refused) {
             match answer() {
-                Answer::Refuse | Answer::RefusePython => return told_by_null(thread),
-                Answer::Pass => return (PASS, null_mut()),
                 Answer::Grant => {}
+                Answer::Pass => return (PASS, null_mut()),
+                Answer::Refuse | Answer::RefusePython => {
+                    let is_imports = (self.binding.runs)() == Runs::Imports;
+                    if !is_imports || !may_import(handler, after.bytes.saturating_sub(before.bytes)) {
+                        return told_by_null(thread);
+                    }
+                }
             }
             // SAFETY: the block is still charged to `payer` with `before`: a refusal changes nothing.
             handed = unsafe { payer.hand_over(handler, before, after, Some(Force::Grant)) };

@@ -338,6 +338,24 @@ def test_the_writer_of_parquet_gets_its_blocks(work):
     )
 
 
+@pytest.mark.parametrize("limit_mib", [0.5, 2, 5, 8, 20])
+@pytest.mark.parametrize("name", ["pandas", "sklearn.ensemble", "lxml.etree", "PIL.Image"])
+def test_a_library_can_be_imported_after_its_import_passed_a_limit(name, limit_mib):
+    pytest.importorskip(name.split(".")[0])
+    check(
+        f"""
+        import importlib
+        request = ctxalloc.request(whole=True, limit_bytes=int({limit_mib} * MiB))
+        try:
+            with request:
+                importlib.import_module({name!r})
+        except ctxalloc.BudgetExceeded:
+            assert request.stats.peak_bytes > {limit_mib} * MiB
+        importlib.import_module({name!r})
+        """
+    )
+
+
 def test_polars_is_not_seen_and_lives():
     pytest.importorskip("polars")
     check("""

@@ -315,10 +315,10 @@ impl Slot {
 }
 
 /// One more holder of a slot, for as long as this lives.
-struct Kept(&'static Slot);
+pub(super) struct Kept(&'static Slot);
 
 impl Kept {
-    fn on(slot: &Slot) -> Self {
+    pub(super) fn on(slot: &Slot) -> Self {
         slot.hold_again();
         Self(slot.immortal())
     }
@@ -334,10 +334,14 @@ impl Slot {
     #[inline]
     fn make(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
         let state = self.state();
-        if state.is_small_and_charged(size_bytes) {
-            return state.make_small(size_bytes, zeroed, false, || self.hold_again());
-        }
-        self.make_otherwise(size_bytes, zeroed)
+        let made = if state.is_small_and_charged(size_bytes) {
+            state.make_small(size_bytes, zeroed, false, || self.hold_again())
+        } else {
+            self.make_otherwise(size_bytes, zeroed)
+        };
+        #[cfg(ctxalloc_whole)]
+        let made = made.or_else(|| self.make_for_import(size_bytes, zeroed));
+        made
     }
 
     #[inline(never)]

@@ -111,7 +111,7 @@ impl Memory {
     }
 
     #[inline]
-    fn allocate(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
+    pub(super) fn allocate(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
         match self {
             Self::Shared(pool) => pool.allocate_sized(size_bytes, zeroed),
             Self::Chosen(blocks) => blocks.allocate(size_bytes, zeroed, size_bytes),

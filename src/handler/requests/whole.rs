@@ -1,11 +1,12 @@
 //! Who pays for a native block or a Python object: the request that is selected, or the one around it, that counts the
 //! whole of itself.
 
-use super::slot::{Slot, at_struct};
+use super::slot::{Kept, Slot, at_struct};
 use crate::handler::abi::PyDataMem_Handler;
 use crate::handler::held::Held;
 use crate::handler::word::Handler;
 use crate::strategy::account::{Force, Weight};
+use crate::sync::Made;
 use std::ptr::NonNull;
 
 /// A request's slot, held by a block that is charged to it.
@@ -32,6 +33,8 @@ pub(crate) fn handler_at(c_struct: NonNull<PyDataMem_Handler>) -> Option<Handler
 const MIN_RESERVE_BYTES: usize = 256 << 10;
 /// The same where what enters or leaves a block asks: one sample of a list that grows may stand for all of that.
 const MIN_RESERVE_AT_ENDS_BYTES: usize = 1 << 20;
+/// How much all blocks may while a module is imported: what is broken off there, no later request can import.
+const MIN_RESERVE_OF_IMPORTS_BYTES: usize = 256 << 20;
 
 /// Who pays while this request is selected: itself, or the one around it that counts the whole of itself.
 fn paying(selected: &'static Slot) -> Option<&'static Slot> {
@@ -91,8 +94,22 @@ pub(crate) enum Beyond {
     ToldInReserve,
     /// The same where what enters or leaves a block asks, which has more room.
     ToldAtEnds,
+    /// The same of any block while a module is imported.
+    ToldInImport,
     /// It is charged.
     Untold,
+}
+
+impl Beyond {
+    /// How much an account may exceed a limit by for it; `None`: it is not asked.
+    fn min_reserve_bytes(self) -> Option<usize> {
+        match self {
+            Self::Refuse | Self::ToldInReserve => Some(MIN_RESERVE_BYTES),
+            Self::ToldAtEnds => Some(MIN_RESERVE_AT_ENDS_BYTES),
+            Self::ToldInImport => Some(MIN_RESERVE_OF_IMPORTS_BYTES),
+            Self::Told | Self::Untold => None,
+        }
+    }
 }
 
 /// Whether what this handler's request makes beside arrays is charged to a request.
@@ -107,14 +124,10 @@ pub(crate) fn charge(handler: Handler, weight: Weight, beyond: Beyond) -> Charge
     let Some(slot) = Slot::behind(held.handler()).and_then(paying) else { return Charged::Nobody };
     let chain = &slot.state().chain;
     let noted = slot.state().memory.noted();
-    let has_reserve = |bytes| chain.has_reserve_for(weight.bytes, bytes);
+    let has_reserve = || beyond.min_reserve_bytes().is_none_or(|bytes| chain.has_reserve_for(weight.bytes, bytes));
     let take = || {
-        let is_granted = match beyond {
-            Beyond::Refuse => weight.is_sample && chain.refusals_so_far() > 0 && has_reserve(MIN_RESERVE_BYTES),
-            Beyond::ToldInReserve => has_reserve(MIN_RESERVE_BYTES),
-            Beyond::ToldAtEnds => has_reserve(MIN_RESERVE_AT_ENDS_BYTES),
-            Beyond::Told | Beyond::Untold => true,
-        };
+        let may_be_granted = beyond != Beyond::Refuse || (weight.is_sample && chain.refusals_so_far() > 0);
+        let is_granted = may_be_granted && has_reserve();
         if is_granted {
             let is_told = !matches!(beyond, Beyond::Refuse | Beyond::Untold);
             chain.take_whole_anyway(weight, is_told, || slot.hold_again());
@@ -149,6 +162,44 @@ pub(crate) fn is_live(handler: Handler) -> bool {
         let chain = &slot.state().chain;
         !chain.has_ended() || chain.is_inside_of_a_live_one()
     })
+}
+
+/// Whether whoever pays while this request is selected may have so many bytes beyond a limit for an import.
+pub(crate) fn may_import(handler: Handler, bytes: usize) -> bool {
+    let Some(held) = Held::try_on(handler) else { return false };
+    let slot = Slot::behind(held.handler()).and_then(paying);
+    slot.is_some_and(|slot| slot.state().chain.has_reserve_for(bytes, MIN_RESERVE_OF_IMPORTS_BYTES))
+}
+
+static IMPORTS: Made<fn() -> bool> = Made::new();
+
+/// `imports`: whether a module is imported on this thread.
+pub(crate) fn ask_for_imports(imports: fn() -> bool) {
+    IMPORTS.get_or_make(|| imports);
+}
+
+impl Slot {
+    /// An array that a limit has refused, for a module that is imported: as native blocks and objects beyond the limit.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn make_for_import(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
+        let imports = IMPORTS.get()?;
+        paying(self.immortal())?;
+        let state = self.state();
+        let may_have = || state.chain.has_reserve_for(size_bytes, MIN_RESERVE_OF_IMPORTS_BYTES);
+        if state.chain.has_ended() || !imports() || !may_have() {
+            return None;
+        }
+        // What the user's code does meanwhile may let go of whatever else holds the request.
+        let _kept = Kept::on(self);
+        let block = state.memory.allocate(size_bytes, zeroed)?;
+        let charge = || state.chain.take_array_anyway(size_bytes, || self.hold_again());
+        match state.memory.noted() {
+            None => charge(),
+            Some(noted) => noted.made(block.addr().get(), size_bytes, zeroed, charge),
+        }
+        Some(block)
+    }
 }
 
 /// Whoever pays while this request is selected was refused a block: what it was given beyond the limit before needs no
@@ -241,12 +292,11 @@ impl Payer {
         Slot::behind(held.handler()).and_then(paying).is_some_and(|slot| NonNull::from(slot) == self.0)
     }
 
-    /// Whether a small block, or one for what enters or leaves a block (`is_at_ends`), may have so many bytes beyond a
-    /// limit that has refused. For one that is charged to it.
-    pub(crate) fn is_in_reserve(self, bytes: usize, is_at_ends: bool) -> bool {
+    /// Whether a block may have so many bytes beyond a limit that has refused. For one that is charged to it.
+    pub(crate) fn is_in_reserve(self, bytes: usize, beyond: Beyond) -> bool {
         let chain = &self.slot().state().chain;
-        let min_bytes = if is_at_ends { MIN_RESERVE_AT_ENDS_BYTES } else { MIN_RESERVE_BYTES };
-        chain.refusals_so_far() > 0 && chain.has_reserve_for(bytes, min_bytes)
+        let has_room = |min_bytes| chain.has_reserve_for(bytes, min_bytes);
+        chain.refusals_so_far() > 0 && beyond.min_reserve_bytes().is_none_or(has_room)
     }
 
     /// Whether its request has not been told of a block that it was given beyond a limit. For a block just charged.

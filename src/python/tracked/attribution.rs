@@ -211,6 +211,19 @@ pub(crate) fn find_running<R>(py: Python<'_>, mut look: impl FnMut(Running<'_>) 
     })
 }
 
+/// Whether a call of this thread's Python stack has this file and one of these qualified names: of as many as a nested
+/// import is deep. As [`find_call`].
+#[cfg(ctxalloc_whole)]
+pub(crate) fn has_call(py: Python<'_>, file: &str, functions: &[&str]) -> bool {
+    const MAX_DEPTH: usize = 128;
+    let _paused = Paused::new(py);
+    frames(py).take(MAX_DEPTH).any(|frame| {
+        call(py, &frame).is_some_and(|call| {
+            call.file.to_string_lossy() == file && functions.contains(&&*call.function.to_string_lossy())
+        })
+    })
+}
+
 /// This thread's Python stack, from the innermost call on.
 fn frames(py: Python<'_>) -> impl Iterator<Item = Bound<'_, PyAny>> {
     // SAFETY: attached, as `py` shows. `PyEval_GetFrame` returns a borrowed reference to the running frame, or NULL

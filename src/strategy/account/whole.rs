@@ -84,6 +84,15 @@ impl Chain {
         });
     }
 
+    /// The same for an array.
+    pub(crate) fn take_array_anyway(&self, bytes: usize, first: impl FnOnce()) {
+        self.with_accounts(|| {
+            self.note_overdraft(bytes);
+            self.take_each(bytes, 1);
+            self.add_own(first);
+        });
+    }
+
     /// Notes that so many bytes are about to be given, though perhaps an account has no room. Under the locks.
     fn note_overdraft(&self, bytes: usize) {
         let Some(parts) = &self.whole else { return };

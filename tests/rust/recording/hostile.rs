@@ -22,9 +22,9 @@ fn reading(folder: &Folder, what: &str, parts: &[Vec<u8>]) -> (Result<Recording,
     let path = written(folder, "hostile", &bytes);
     let begun = processor_time();
     let (read, peak) = peak_of(|| Recording::open(&path));
-    // Minutes, if each were compared with all before it.
+    // Many minutes, if each were compared with all before it.
     let time = processor_time() - begun;
-    assert!(time < Duration::from_secs(20), "{what}: {time:?}");
+    assert!(time < Duration::from_secs(60), "{what}: {time:?}"); // 28 under ThreadSanitizer
     let read = read.map_err(|error| match error {
         Error::BadRecording { reason, .. } => reason,
         error => panic!("{what}: {error}"),

@@ -236,9 +236,6 @@ pub(super) fn raise(thread: &mut Thread) {
     }
 }
 
-/// While a module is imported it is looked whether that is over in so many bytes of small blocks.
-const AFTER_IMPORTS: u16 = 16 << 10;
-
 static GET_FRAME: Imported = Imported::new("sys", "_getframe");
 
 /// Sees to it that the exception is raised, if that can be done now; else it is owed. Called in the middle of an
@@ -283,14 +280,10 @@ fn told(py: Python<'_>) -> c_int {
         return 0;
     };
     become_(IS_RAISING); // what is made from here on is not refused
-    match raising.runs(py) {
-        Runs::Own { .. } => {}
-        runs => {
-            become_(OWED);
-            // With the next block, which may be its own code's. Imports make many first.
-            own(|thread| if runs == Runs::Imports { thread.look_within(AFTER_IMPORTS) } else { thread.look_soon() });
-            return 0;
-        }
+    if !matches!(raising.runs(py), Runs::Own { .. }) {
+        become_(OWED);
+        own(Thread::look_soon); // with the next block, which may be its own code's
+        return 0;
     }
     let Some(error) = request.seen().overdraft(false) else {
         become_(NOT_RAISING);

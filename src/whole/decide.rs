@@ -11,7 +11,9 @@ use super::shared::handler_of;
 use super::shared::{DONE, GROWN, Kind, NOT_RAISING, NOTED, OWED, PASS, RAISED, REFUSED, REFUSES, Thread, ZEROED};
 use super::walk::{self, Answer, Python};
 use crate::handler::Handler;
-use crate::handler::requests::{Beyond, Charged, Payer, charge, is_counted, is_refused, is_untold, tell_by_null};
+use crate::handler::requests::{
+    Beyond, Charged, Payer, charge, is_counted, is_refused, is_untold, may_import, tell_by_null,
+};
 use crate::strategy::account::{WHOLE_REQUESTS, Weight};
 use crate::sync::{Made, is_forking};
 use crate::unattributed::is_paused;
@@ -276,14 +278,9 @@ impl Decider {
         let weight = Weight { bytes, is_object: kind != Kind::Native || thread.0.object > 0, is_sample: is_small };
         let beyond = if is_small && thread.0.is_told_now() { Beyond::Untold } else { Beyond::Refuse };
         let mut charged = charge(handler, weight, beyond);
-        if matches!(charged, Charged::Refused) && (self.binding.still_imports)(bytes) {
-            charged = charge(handler, weight, Beyond::ToldInImport);
-            if let Charged::To(payer) = charged {
-                self.overdrawn(thread.0, payer, is_small);
-            }
-        }
         if matches!(charged, Charged::Refused) {
-            let beyond = match answer() {
+            let still_imports = (self.binding.still_imports)(bytes) && may_import(handler, bytes);
+            let beyond = match if still_imports { Answer::Grant } else { answer() } {
                 answer @ (Answer::Refuse | Answer::RefusePython) => match (self.binding.runs)() {
                     Runs::Imports => Beyond::ToldInImport,
                     _ if answer == Answer::Refuse => return told_by_null(thread.0),

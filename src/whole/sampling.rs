@@ -52,7 +52,7 @@ impl Thread {
 
     /// A block is looked at before so many more bytes have been asked for: at random, or a loop of a program might have
     /// each look at the same place.
-    pub(crate) fn look_within(&mut self, bytes: u16) {
+    pub(super) fn look_within(&mut self, bytes: u16) {
         let at = self.next_random() >> 32;
         self.look_at((at % u64::from(bytes)) as i64);
     }

@@ -8,11 +8,13 @@ Neighbours: ``asgi``, ``wsgi`` and ``django`` call ``attach``; ``_routing`` warn
 
 import logging
 import re
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ctxalloc._choices import Row, Scope
 from ctxalloc._native import RouteTable
+from ctxalloc._serving import SERVING
 
 log = logging.getLogger("ctxalloc")
 
@@ -387,3 +389,16 @@ def _of_django(patterns: Iterable[Any], before: str) -> Iterator[str]:
             yield path
         else:
             yield from _of_django(nested, path)
+
+
+def note_what_django_answers() -> None:
+    """Have Django tell the request of a refusal that it answers: with 500, when it has let go of the exception."""
+    signals: Any = sys.modules.get("django.core.signals")
+    if signals is not None:
+        signals.got_request_exception.connect(_note_refusal)  # again is as once
+
+
+def _note_refusal(**_: object) -> None:
+    here, error = SERVING.get(), sys.exception()
+    if here is not None and error is not None:
+        here.refused_by_django = here.refusal_of(error)

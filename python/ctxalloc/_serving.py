@@ -12,11 +12,10 @@ import contextvars
 import functools
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from ctxalloc._choices import CHOICES, Choice, Scope, Unmatched, plain, table_of
 from ctxalloc._errors import BudgetExceeded, NoRoom
@@ -354,7 +353,8 @@ class Served:
             told = self.request._refusals_of(unknown)  # noqa: SLF001 - made for this
             new = [refused.with_traceback(None) for refused in told if refused is not None]
             known |= {id(refused.__cause__): refused for refused in new}
-            self._note(*new)
+            if new:
+                self._note(*new)
         for leaf in leaves:
             if not isinstance(leaf, Exception) and id(leaf) not in known and self.request is not None:
                 chosen = self.request._chosen_of(leaf)  # noqa: SLF001 - made for this
@@ -460,19 +460,6 @@ if hasattr(os, "register_at_fork"):
 def serving() -> Served | None:
     """The request of a server that the running Context serves."""
     return SERVING.get()
-
-
-def note_what_django_answers() -> None:
-    """Have Django tell the request of a refusal that it answers: with 500, when it has let go of the exception."""
-    signals: Any = sys.modules.get("django.core.signals")
-    if signals is not None:
-        signals.got_request_exception.connect(_note_refusal)  # again is as once
-
-
-def _note_refusal(**_: object) -> None:
-    here, error = SERVING.get(), sys.exception()
-    if here is not None and error is not None:
-        here.refused_by_django = here.refusal_of(error)
 
 
 def refusal(error: BaseException) -> BudgetExceeded | None:

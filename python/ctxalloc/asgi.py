@@ -33,7 +33,6 @@ from ctxalloc._serving import (
     Service,
     Serving,
     Step,
-    note_what_django_answers,
 )
 from ctxalloc._waiting import Client, Gone, Waiting
 
@@ -111,7 +110,7 @@ class AllocatorMiddleware:
             sites=sites,
             record=record,
         )
-        note_what_django_answers()
+        _frameworks.note_what_django_answers()
         self._root_path = _routing.root_path_of(app)
         self._exchanges = Exchanges(
             _Exchange,

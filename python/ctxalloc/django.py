@@ -25,7 +25,7 @@ from ctxalloc import _frameworks, _serving, problems
 from ctxalloc._choices import ACCOUNT
 from ctxalloc._django_end import Closing
 from ctxalloc._errors import BudgetExceeded, NoRoom
-from ctxalloc._serving import KEY, Serving, Step, note_what_django_answers
+from ctxalloc._serving import KEY, Serving, Step
 from ctxalloc._waiting import Waiting
 
 __all__ = ["AllocatorMiddleware"]
@@ -79,7 +79,7 @@ class AllocatorMiddleware:
             sites=options.get("sites"),
             record=options.get("record"),
         )
-        note_what_django_answers()
+        _frameworks.note_what_django_answers()
         self._is_attached = not options.get("routes")
         self._is_async = iscoroutinefunction(get_response)
         if self._is_async:

@@ -18,8 +18,8 @@ HERE = str(Path(__file__).parent)
 MiB = 1 << 20
 
 
-def command_of(command: list[str]) -> list[str]:
-    return [word.replace("served_app", "whole_app") for word in command]
+def command_of(command: list[str], application: str = "whole_app") -> list[str]:
+    return [word.replace("served_app", application) for word in command]
 
 
 def environment() -> dict[str, str]:

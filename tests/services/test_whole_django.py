@@ -6,15 +6,11 @@ import random
 import pytest
 from servers import connected, served
 from test_servers import ASGI, WSGI
-from test_whole import HERE, environment
+from test_whole import HERE, command_of, environment
 
 GREEDY = [f"/{view}/{kind}" for view in ("greedy", "async_greedy") for kind in ("small", "big")]
 HONEST = [f"/{view}/{kind}" for view in ("honest", "async_honest") for kind in ("small", "big")]
 LARGE = [f"/{view}/{what}" for view in ("large", "async_large") for what in ("array", "object", "native")]
-
-
-def command_of(command: list[str]) -> list[str]:
-    return [word.replace("served_app", "whole_django") for word in command]
 
 
 async def crowd(port: int, paths: list[str], connections: int = 4) -> list[tuple[str, int]]:
@@ -40,12 +36,12 @@ async def crowd(port: int, paths: list[str], connections: int = 4) -> list[tuple
 @pytest.mark.parametrize("name", ["uvicorn asyncio h11", "gunicorn uvicorn"])
 def test_under_asgi_each_greedy_view_is_refused_and_no_other(name: str) -> None:
     """What a refused request held was let go of by closing a coroutine that still had to answer: status 500."""
-    with served(command_of(ASGI[name]), folders=[HERE], **environment()) as port:
+    with served(command_of(ASGI[name], "whole_django"), folders=[HERE], **environment()) as port:
         assert asyncio.run(crowd(port, [*GREEDY, *HONEST, *LARGE, *GREEDY])) == []
 
 
 @pytest.mark.parametrize("name", ["gunicorn sync", "gunicorn gthread"])
 def test_under_wsgi_no_view_passes_its_limit(name: str) -> None:
     """Asgiref runs an asynchronous view on another thread, and carries the Context on by setting its variables."""
-    with served(command_of(WSGI[name]), folders=[HERE], **environment()) as port:
+    with served(command_of(WSGI[name], "whole_django"), folders=[HERE], **environment()) as port:
         assert asyncio.run(crowd(port, [*LARGE, *LARGE, *LARGE, *HONEST, *GREEDY])) == []

@@ -31,6 +31,7 @@ pub mod abi;
 mod allocating;
 mod builtin;
 pub(crate) mod call;
+mod container;
 mod copying;
 mod entry;
 pub mod events;
@@ -50,6 +51,7 @@ mod trampoline;
 mod usm;
 mod word;
 
+pub(crate) use container::Container;
 pub use foreign::{Extras, Reach};
 pub(crate) use held::Held;
 #[cfg(any(feature = "capi", feature = "python"))]

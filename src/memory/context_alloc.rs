@@ -16,7 +16,7 @@
 //! exposed when it is made, and of a returned pointer only the address is used.
 
 use super::allocator::Blocks;
-use crate::handler::{Handler, Held, small};
+use crate::handler::{Container, Handler, small};
 use crate::layout::padding;
 use crate::scope::current;
 use std::alloc::Layout;
@@ -59,7 +59,7 @@ use std::ptr::NonNull;
 /// do when there is no memory. Call `try_reserve` first, which returns the refusal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ContextAlloc {
-    held: Held,
+    container: Container,
 }
 
 impl ContextAlloc {
@@ -72,13 +72,13 @@ impl ContextAlloc {
     /// An allocator that uses `handler`.
     #[must_use]
     pub fn with_handler(handler: Handler) -> Self {
-        Self { held: Held::on(handler) }
+        Self { container: Container::of(handler) }
     }
 
     /// The handler it uses.
     #[must_use]
     pub fn handler(&self) -> Handler {
-        self.held.handler()
+        self.container.held().handler()
     }
 }
 
@@ -99,7 +99,8 @@ impl ContextAlloc {
         self.handler().require_host_accessible().ok()?;
         let wrapped = self.wrapped_bytes(layout);
         let raw_bytes = wrapped.unwrap_or(size);
-        let raw = if zeroed { self.held.allocate_zeroed(raw_bytes) } else { self.held.allocate(raw_bytes) };
+        let held = self.container.held();
+        let raw = if zeroed { held.allocate_zeroed(raw_bytes) } else { held.allocate(raw_bytes) };
         let raw = raw.ok()?;
         raw.expose_provenance(); // for `whole`
         Some(match wrapped {
@@ -182,8 +183,8 @@ impl Default for ContextAlloc {
     }
 }
 
-// SAFETY: blocks come from a handler that `held` keeps valid, and a block keeps its handler's state itself: it stays
-// valid until it is given back. Clones use the same handler.
+// SAFETY: blocks come from a handler that `container` keeps valid, and a block keeps its handler's state itself: it
+// stays valid until it is given back. Clones use the same handler.
 unsafe impl Blocks for ContextAlloc {
     #[inline]
     fn new_block(&self, layout: Layout) -> Option<NonNull<u8>> {

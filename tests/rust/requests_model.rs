@@ -6,6 +6,9 @@
 //! how many times the programs of `make test` are run (`make stress`: a million); a failure names its seed.
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
 
+#[cfg(feature = "allocator-api2")]
+#[path = "requests_model/containers.rs"]
+mod containers;
 #[path = "support/errors.rs"]
 mod errors;
 #[path = "requests_model/hands.rs"]

@@ -151,6 +151,20 @@ impl Slot {
         }
     }
 
+    /// One more container, which holds the request as a block does; the caller is a holder, or has a container.
+    #[inline(never)]
+    pub(in crate::handler) fn add_container(&self) {
+        self.state().chain.add_uncounted(|| self.hold_again());
+    }
+
+    /// One container less; the state may go with it.
+    #[inline(never)]
+    pub(in crate::handler) fn remove_container(&'static self) {
+        if self.state().chain.remove_uncounted() {
+            self.let_go(); // the hold of its blocks and containers
+        }
+    }
+
     #[cold]
     fn recycle(&'static self) {
         // SAFETY: the last holder is gone, and nobody gets hold of the slot again before the next `begin`: the state is

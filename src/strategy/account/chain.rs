@@ -359,9 +359,15 @@ impl Chain {
         });
     }
 
-    /// Adds a block that no account counts. It keeps the request's state alive nevertheless.
+    /// Adds a block that no account counts, or a container that may have blocks. It keeps the request's state alive
+    /// nevertheless. `first` is as for [`take_block`](Self::take_block).
+    #[inline]
     pub(crate) fn add_uncounted(&self, first: impl FnOnce()) {
-        self.own.lock.with(|| self.add_own(first));
+        if let Some(_section) = self.own.lock.enter_owned() {
+            self.add_own(first);
+        } else if !self.tabs.add_uncounted() {
+            self.own.lock.with(|| self.add_own(first));
+        }
     }
 
     #[inline]
@@ -397,10 +403,14 @@ impl Chain {
         is_last
     }
 
-    /// [`give_block_back`](Self::give_block_back) for a block that no account counts.
+    /// [`give_block_back`](Self::give_block_back) for a block that no account counts, or a container.
+    #[inline]
     #[must_use]
     pub(crate) fn remove_uncounted(&self) -> bool {
-        self.own.lock.with(|| self.remove_own())
+        if let Some(_section) = self.own.lock.enter_owned() {
+            return self.own.remove_own(); // made without a tab: only a lock that is shared has some
+        }
+        !self.tabs.remove_uncounted() && self.own.lock.with(|| self.remove_own())
     }
 
     #[inline]

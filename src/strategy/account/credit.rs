@@ -144,8 +144,10 @@ impl Chain {
         let bytes = if is_fit { lenders.iter().map(|account| account.lendable_bytes()).min() } else { None };
         let Some(bytes) = bytes.filter(|&bytes| bytes > 0) else { return own.credit.wait.store(AGAIN, RELAXED) };
         let live = borrower.live_bytes.load(RELAXED);
-        // As much as it needed before: the rest is for others.
-        let bytes = bytes.min(borrower.peak_bytes().saturating_sub(live).max(STEP));
+        // As much as it needed before, and of what threads share no more than a part each: the rest is for others, who
+        // would otherwise call it in.
+        let needed = borrower.peak_bytes().saturating_sub(live).max(STEP);
+        let bytes = needed.min(bytes / self.tabs.count().max(1));
         lenders.iter().for_each(|account| account.lend(borrower, bytes));
         borrower.ceiling.store(live + bytes, RELAXED);
         borrower.credit.borrows.store(true, RELAXED);

@@ -123,8 +123,8 @@ pub(crate) struct Account {
     total_bytes: AtomicU64,
     live_blocks: AtomicUsize,
     total_blocks: AtomicU64,
-    /// Of a request: the live blocks of this request itself, counted or not. It stands here, since each small block
-    /// changes it.
+    /// Of a request: the live blocks of this request itself, counted or not, and its containers. It stands here, since
+    /// each small block changes it.
     own_blocks: AtomicUsize,
     refused: AtomicU64,
     /// The number of [`Budget`](super::Budget) handles that refer to it.

@@ -37,6 +37,11 @@ impl Tabs {
         self.0.get().is_some()
     }
 
+    /// How many threads have one, or had.
+    pub(super) fn count(&self) -> usize {
+        self.0.get().map_or(0, |places| places.iter().filter(|place| place.get().is_some()).count())
+    }
+
     /// This thread's, if it has one.
     #[inline]
     pub(super) fn here(&self) -> Option<&Arc<Account>> {
@@ -52,6 +57,29 @@ impl Tabs {
             Some(section) => Some((first, section)),
             None => self.enter_another(),
         }
+    }
+
+    /// Counts a block that no account counts on this thread's tab; false if that has borrowed nothing, and nothing was
+    /// done: who collects a loan collects this too.
+    #[inline]
+    pub(super) fn add_uncounted(&self) -> bool {
+        let Some((tab, _section)) = self.enter() else { return false };
+        let is_on_credit = tab.ceiling.load(RELAXED) > 0;
+        if is_on_credit {
+            tab.add_one();
+        }
+        is_on_credit
+    }
+
+    /// The reverse, with a block that any tab counted, or the request.
+    #[inline]
+    pub(super) fn remove_uncounted(&self) -> bool {
+        let Some((tab, _section)) = self.enter() else { return false };
+        let is_on_credit = tab.ceiling.load(RELAXED) > 0;
+        if is_on_credit {
+            tab.remove_own();
+        }
+        is_on_credit
     }
 
     #[cold]

@@ -5,7 +5,8 @@
 //! name: the instruction of its caller says it.
 
 use super::asyncio::losing::is_own;
-use super::tracked::{Running, find_running, has_call};
+use super::imported::Imported;
+use super::tracked::{Running, count_calls, find_running};
 use crate::whole::Runs;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -30,9 +31,6 @@ pub(super) struct BreakingOff {
     /// Our package's: its code, as asyncio's, is nobody's own.
     folder: String,
 }
-
-/// The file of the code that imports. Its functions: what finds a module that is not there yet, and reloads one.
-const IMPORTS: &str = "<frozen importlib._bootstrap>";
 
 /// An instruction and its argument.
 type Step = (Option<u8>, u8);
@@ -94,6 +92,21 @@ fn back_from(code: &[u8], at: usize) -> impl Iterator<Item = Step> {
     steps.filter(|&(kind, _)| kind != Some(0))
 }
 
+/// How many calls that import a module this thread runs; it counts no more than so many.
+fn imports(py: Python<'_>, up_to: usize) -> usize {
+    /// What finds a module that is not there yet, and what reloads one.
+    const FUNCTIONS: [&str; 2] = ["_find_and_load", "_exec"];
+    count_calls(py, "<frozen importlib._bootstrap>", &FUNCTIONS, up_to)
+}
+
+/// The imports that whatever begins here is begun within.
+pub(super) fn imports_around(py: Python<'_>) -> usize {
+    static LOCKS: Imported = Imported::new("_frozen_importlib", "_module_locks");
+    // Empty unless some thread imports.
+    let is_empty = LOCKS.get(py).and_then(|locks| locks.is_empty()).unwrap_or(false);
+    if is_empty { 0 } else { imports(py, usize::MAX) }
+}
+
 impl BreakingOff {
     /// `folder`: our package's.
     pub(super) fn prepared(py: Python<'_>, folder: String) -> PyResult<Self> {
@@ -104,8 +117,10 @@ impl BreakingOff {
     /// nor the standard library's: a lock would stay locked. Nor may a module that is imported: C's are made once, and
     /// what others have registered by then they register again. Nor what was called and is about to be awaited: nobody
     /// would wait for the tasks of a group. It may be called inside of an allocation.
-    pub(super) fn runs(&self, py: Python<'_>) -> Runs {
-        if has_call(py, IMPORTS, &["_find_and_load", "_exec"]) {
+    ///
+    /// `around`: how many [imports](imports_around) are not the request's own.
+    pub(super) fn runs(&self, py: Python<'_>, around: usize) -> Runs {
+        if imports(py, around + 1) > around {
             return Runs::Imports;
         }
         let mut innermost = None;

@@ -1,6 +1,7 @@
 //! Where there is no `request(whole=True)`: no whole request is ever entered, so nobody calls these.
 
 use crate::handler::Handler;
+use crate::handler::requests::Begun;
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 
@@ -20,6 +21,8 @@ impl Guard {
 
     pub(super) fn end(self, _py: Python<'_>) {}
 }
+
+pub(super) fn begins(_begun: &Begun) {}
 
 /// Never raised here.
 #[pyfunction]

@@ -11,13 +11,13 @@
 
 use super::asyncio::losing::{has_a_loop, is_of_a_loop};
 use super::attached;
-use super::breaking_off::BreakingOff;
+use super::breaking_off::{self, BreakingOff};
 use super::imported::{Imported, module};
 use super::pending::SetAside;
 use super::preloaded::preloaded;
 use super::symbol::symbol;
 use crate::handler::Handler;
-use crate::handler::requests::{Payer, RequestHandle, payer_of};
+use crate::handler::requests::{Begun, Payer, RequestHandle, imports_around, payer_of};
 use crate::sync::Made;
 use crate::whole::{NOT_RAISING, NOTED, OWED, RAISED, RAISING as IS_RAISING, REFUSES};
 use crate::whole::{Python as Loop, Runs, Thread, extent, handler_of, is_called_outside_of, word_of};
@@ -139,8 +139,8 @@ fn is_main_thread() -> bool {
 }
 
 impl Raising {
-    fn runs(&self, py: Python<'_>) -> Runs {
-        let runs = self.breaking_off.runs(py);
+    fn runs(&self, py: Python<'_>, around: usize) -> Runs {
+        let runs = self.breaking_off.runs(py, around);
         IMPORTED.set((runs == Runs::Imports, BETWEEN_LOOKS));
         runs
     }
@@ -190,14 +190,24 @@ pub(super) fn still_imports(bytes: usize) -> bool {
     is_little
 }
 
+/// A whole request begins. The imports that it is begun within are not its own.
+pub(super) fn begins(begun: &Begun) {
+    let Some(py) = attached::here().filter(|_| RAISING.get().is_some()) else { return };
+    let around = breaking_off::imports_around(py);
+    if around > 0 {
+        begun.note_imports_around(around);
+        IMPORTED.set((false, 0));
+    }
+}
+
 /// Whose code runs on this thread. Where nobody knows, all is refused; but what is imported may give the GIL up, as
-/// `os.getcwd` does.
-pub(super) fn runs() -> Runs {
+/// `os.getcwd` does. `around`: how many imports are not the request's own.
+pub(super) fn runs(around: usize) -> Runs {
     let Some((raising, py)) = RAISING.get().zip(attached::here()) else {
         return if IMPORTED.get().0 { Runs::Imports } else { Runs::Own { is_in_a_call: false } };
     };
     let _pending = SetAside::new(py);
-    raising.runs(py)
+    raising.runs(py, around)
 }
 
 /// Whether an exception may be set for the code that runs on this thread. Where that is an event loop's it would meet
@@ -252,7 +262,8 @@ fn set(raising: &Raising, thread: &mut Thread, state: u32) {
     if thread.guard == 0 || !(raising.is_attached)() || !is_called_outside_of(raising.python, &raising.locked) {
         return;
     }
-    if runs() != (Runs::Own { is_in_a_call: true }) {
+    let around = handler_of(thread.account).map_or(0, imports_around);
+    if runs(around) != (Runs::Own { is_in_a_call: true }) {
         return;
     }
     thread.raising = state;
@@ -280,7 +291,7 @@ fn told(py: Python<'_>) -> c_int {
         return 0;
     };
     become_(IS_RAISING); // what is made from here on is not refused
-    if !matches!(raising.runs(py), Runs::Own { .. }) {
+    if !matches!(raising.runs(py, request.seen().imports_around()), Runs::Own { .. }) {
         become_(OWED);
         own(Thread::look_soon); // with the next block, which may be its own code's
         return 0;

@@ -12,7 +12,7 @@ use super::shared::{DONE, GROWN, Kind, NOT_RAISING, NOTED, OWED, PASS, RAISED, R
 use super::walk::{self, Answer, Python};
 use crate::handler::Handler;
 use crate::handler::requests::{
-    Beyond, Charged, Payer, charge, is_counted, is_refused, is_untold, may_import, tell_by_null,
+    Beyond, Charged, Payer, charge, imports_around, is_counted, is_refused, is_untold, may_import, tell_by_null,
 };
 use crate::strategy::account::{WHOLE_REQUESTS, Weight};
 use crate::sync::{Made, is_forking};
@@ -32,8 +32,9 @@ pub(crate) struct Binding {
     /// Whether the request that is selected on this thread is told of a small one in its own code, as soon as that goes
     /// on. As `selected`.
     pub(crate) tells_soon: fn() -> bool,
-    /// Whose code runs on this thread. As `selected`, but it may allocate.
-    pub(crate) runs: fn() -> Runs,
+    /// Whose code runs on this thread, for a request that was begun within so many calls that import a module. As
+    /// `selected`, but it may allocate.
+    pub(crate) runs: fn(usize) -> Runs,
     /// Whether `runs` has said [`Runs::Imports`] so shortly before that it need not be asked for so many bytes more.
     pub(crate) still_imports: fn(usize) -> bool,
     /// Called while this thread owes what `overdrawn` could not set ([`OWED`]). As `selected`.
@@ -226,9 +227,9 @@ fn any_is_charged() -> bool {
     WHOLE_REQUESTS.load(Ordering::Relaxed) > 0
 }
 
-/// Whether a module is imported on this thread.
-pub(super) fn imports() -> bool {
-    DECIDER.get().is_some_and(|decider| (decider.binding.runs)() == Runs::Imports)
+/// Whether a module is imported on this thread, within more calls than so many.
+pub(super) fn imports(around: usize) -> bool {
+    DECIDER.get().is_some_and(|decider| (decider.binding.runs)(around) == Runs::Imports)
 }
 
 /// The handler of the request that is selected on this thread.
@@ -281,19 +282,21 @@ impl Decider {
         if matches!(charged, Charged::Refused) {
             let still_imports = (self.binding.still_imports)(bytes) && may_import(handler, bytes);
             let beyond = match if still_imports { Answer::Grant } else { answer() } {
-                answer @ (Answer::Refuse | Answer::RefusePython) => match (self.binding.runs)() {
-                    Runs::Imports => Beyond::ToldInImport,
-                    _ if answer == Answer::Refuse => return told_by_null(thread.0),
-                    // CPython does not survive each NULL in its loop, and there somebody's work may be lost.
-                    Runs::AtEnds => Beyond::ToldAtEnds,
-                    runs if is_small && self.waits(runs) => Beyond::ToldInReserve,
-                    _ => {
-                        if is_small {
-                            tell_by_null(handler); // where its own code asks
+                answer @ (Answer::Refuse | Answer::RefusePython) => {
+                    match (self.binding.runs)(imports_around(handler)) {
+                        Runs::Imports => Beyond::ToldInImport,
+                        _ if answer == Answer::Refuse => return told_by_null(thread.0),
+                        // CPython does not survive each NULL in its loop, and there somebody's work may be lost.
+                        Runs::AtEnds => Beyond::ToldAtEnds,
+                        runs if is_small && self.waits(runs) => Beyond::ToldInReserve,
+                        _ => {
+                            if is_small {
+                                tell_by_null(handler); // where its own code asks
+                            }
+                            return told_by_null(thread.0);
                         }
-                        return told_by_null(thread.0);
                     }
-                },
+                }
                 Answer::Grant => Beyond::Told,
                 Answer::Pass => {
                     nobodys::add(bytes, self.binding.python);
@@ -342,7 +345,8 @@ impl Decider {
             thread.raising = NOT_RAISING; // others run, or somebody told it
             return false;
         };
-        if matches!(answer(), Answer::RefusePython) && matches!((self.binding.runs)(), Runs::Own { .. }) {
+        let runs_own = || matches!((self.binding.runs)(imports_around(handler)), Runs::Own { .. });
+        if matches!(answer(), Answer::RefusePython) && runs_own() {
             thread.raising = NOT_RAISING;
             tell_by_null(handler);
             return true;

@@ -8,7 +8,7 @@ use super::sampling::{EXACT_FROM, counted, weight_of_sample};
 use super::shared::{DONE, Kind, PASS, REFUSED, Thread, handler_of};
 use super::walk::Answer;
 use crate::handler::Handler;
-use crate::handler::requests::{Beyond, Handed, Payer, may_import};
+use crate::handler::requests::{Beyond, Handed, Payer, imports_around, may_import};
 use crate::strategy::account::{Force, Weight};
 use crate::sync::is_forking;
 use std::ffi::c_void;
@@ -117,7 +117,7 @@ impl Decider {
             let has_reserve = |beyond| payer.is_in_reserve(more_bytes, beyond);
             let still_imports = (self.binding.still_imports)(more_bytes) && has_reserve(Beyond::ToldInImport);
             let is_told_soon = match if still_imports { Answer::Grant } else { answer() } {
-                answer @ (Answer::Refuse | Answer::RefusePython) => match (self.binding.runs)() {
+                answer @ (Answer::Refuse | Answer::RefusePython) => match (self.binding.runs)(payer.imports_around()) {
                     Runs::Imports if has_reserve(Beyond::ToldInImport) => is_sample,
                     _ if answer == Answer::Refuse => return told_by_null(thread.0),
                     Runs::AtEnds if has_reserve(Beyond::ToldAtEnds) => true,
@@ -165,7 +165,7 @@ impl Decider {
                 Answer::Grant => {}
                 Answer::Pass => return (PASS, null_mut()),
                 Answer::Refuse | Answer::RefusePython => {
-                    let is_imports = (self.binding.runs)() == Runs::Imports;
+                    let is_imports = (self.binding.runs)(imports_around(handler)) == Runs::Imports;
                     if !is_imports || !may_import(handler, after.bytes.saturating_sub(before.bytes)) {
                         return told_by_null(thread);
                     }

@@ -143,3 +143,40 @@ else:
 assert request.stats.peak_bytes <= MiB, request.stats
 """
     )
+
+
+WITHIN = (
+    HEAVY
+    + """
+(folder / "serves.py").write_text('''
+import ctxalloc
+KiB, MiB = 1 << 10, 1 << 20
+name = __import__("__main__").heavy("within")
+kept, refused = [], None
+request = ctxalloc.request(whole=True, limit_bytes=2 * MiB)
+try:
+    with request:
+        __import__(name)
+        while len(kept) < 1000:
+            kept.append(bytes(100 * KiB))
+except ctxalloc.BudgetExceeded as error:
+    refused = error
+count = len(kept)
+kept = None
+''')
+def tried():
+    import serves
+    assert serves.refused and serves.count < 20, (serves.count, serves.request.stats)
+    # A module that the request itself imports is imported whole, and it is told after that.
+    assert sys.modules["within"].done and registered == ["within"]
+    assert 2 * MiB < serves.request.stats.peak_bytes < 9 * MiB, serves.request.stats
+"""
+)
+
+
+def test_an_import_that_a_request_is_begun_within_gives_it_nothing():
+    check(WITHIN + "\ntried()")
+
+
+def test_nor_does_it_on_another_thread():
+    check(WITHIN + "\nimport concurrent.futures\nwith concurrent.futures.ThreadPoolExecutor() as pool: pool.submit(tried).result()")

@@ -49,8 +49,8 @@ pub(crate) use state::record_bytes;
 pub(crate) use ticket::{Tickets, give_tickets};
 #[cfg(ctxalloc_whole)]
 pub(crate) use whole::{
-    Beyond, Charged, Handed, Payer, ask_for_imports, charge, handler_at, is_counted, is_live, is_refused, is_untold,
-    may_import, payer_of, tell_by_null, ticket_of,
+    Beyond, Charged, Handed, Payer, ask_for_imports, charge, handler_at, imports_around, is_counted, is_live,
+    is_refused, is_untold, may_import, payer_of, tell_by_null, ticket_of,
 };
 
 use super::heap::Record;

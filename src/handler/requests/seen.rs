@@ -130,6 +130,18 @@ impl Seen {
         self.chain.whole.as_ref().is_some_and(|parts| parts.is_untold())
     }
 
+    #[cfg(ctxalloc_whole)]
+    #[must_use]
+    pub(crate) fn imports_around(&self) -> usize {
+        self.chain.whole.as_ref().map_or(0, |parts| parts.imports_around())
+    }
+
+    /// It was begun within so many calls that import a module: those give it nothing.
+    #[cfg(ctxalloc_whole)]
+    pub(crate) fn note_imports_around(&self, calls: usize) {
+        self.chain.whole.iter().for_each(|parts| parts.note_imports_around(calls));
+    }
+
     /// The last one, which is told with this.
     #[cfg(ctxalloc_whole)]
     #[must_use]

@@ -171,23 +171,33 @@ pub(crate) fn may_import(handler: Handler, bytes: usize) -> bool {
     slot.is_some_and(|slot| slot.state().chain.has_reserve_for(bytes, MIN_RESERVE_OF_IMPORTS_BYTES))
 }
 
-static IMPORTS: Made<fn() -> bool> = Made::new();
+/// How many imports whoever pays while this request is selected was begun within: these are not its own.
+pub(crate) fn imports_around(handler: Handler) -> usize {
+    let Some(held) = Held::try_on(handler) else { return 0 };
+    Slot::behind(held.handler()).and_then(paying).map_or(0, Slot::imports_around)
+}
 
-/// `imports`: whether a module is imported on this thread.
-pub(crate) fn ask_for_imports(imports: fn() -> bool) {
+static IMPORTS: Made<fn(usize) -> bool> = Made::new();
+
+/// `imports`: whether a module is imported on this thread, within more calls than so many.
+pub(crate) fn ask_for_imports(imports: fn(usize) -> bool) {
     IMPORTS.get_or_make(|| imports);
 }
 
 impl Slot {
+    fn imports_around(&self) -> usize {
+        self.state().chain.whole.as_ref().map_or(0, |parts| parts.imports_around())
+    }
+
     /// An array that a limit has refused, for a module that is imported: as native blocks and objects beyond the limit.
     #[cold]
     #[inline(never)]
     pub(super) fn make_for_import(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
         let imports = IMPORTS.get()?;
-        paying(self.immortal())?;
+        let around = paying(self.immortal())?.imports_around();
         let state = self.state();
         let may_have = || state.chain.has_reserve_for(size_bytes, MIN_RESERVE_OF_IMPORTS_BYTES);
-        if state.chain.has_ended() || !imports() || !may_have() {
+        if state.chain.has_ended() || !imports(around) || !may_have() {
             return None;
         }
         // What the user's code does meanwhile may let go of whatever else holds the request.
@@ -233,6 +243,11 @@ impl Payer {
     fn slot(&self) -> &'static Slot {
         // SAFETY: made from a slot's reference, or from its exposed address. Slots are immortal.
         unsafe { self.0.as_ref() }
+    }
+
+    /// How many imports it was begun within.
+    pub(crate) fn imports_around(self) -> usize {
+        self.slot().imports_around()
     }
 
     /// Changes what its block weighs; false if a limit has no room.

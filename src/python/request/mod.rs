@@ -33,7 +33,7 @@ pub(super) use report::{
 
 pub(super) use served::ServedTerms;
 
-use super::overdraft::Guard;
+use super::overdraft::{self, Guard};
 use super::sited;
 use super::token_cell::TokenCell;
 use crate::handler::Handler;
@@ -119,6 +119,9 @@ impl PyRequest {
     /// It has begun. For the one that may enter it.
     #[inline]
     fn put_begun(&self, begun: Begun) {
+        if self.is_whole() {
+            overdraft::begins(&begun);
+        }
         *self.phase() = Phase::Begun { begun, left: None };
         // Relaxed: whoever may enter it next comes after this one (`TokenCell`).
         self.is_used.store(true, Ordering::Relaxed);

@@ -211,17 +211,18 @@ pub(crate) fn find_running<R>(py: Python<'_>, mut look: impl FnMut(Running<'_>) 
     })
 }
 
-/// Whether a call of this thread's Python stack has this file and one of these qualified names: of as many as a nested
-/// import is deep. As [`find_call`].
+/// How many calls of this thread's Python stack have this file and one of these qualified names, up to a number: of as
+/// many calls as a nested import is deep. As [`find_call`].
 #[cfg(ctxalloc_whole)]
-pub(crate) fn has_call(py: Python<'_>, file: &str, functions: &[&str]) -> bool {
+pub(crate) fn count_calls(py: Python<'_>, file: &str, functions: &[&str], up_to: usize) -> usize {
     const MAX_DEPTH: usize = 128;
     let _paused = Paused::new(py);
-    frames(py).take(MAX_DEPTH).any(|frame| {
-        call(py, &frame).is_some_and(|call| {
+    let is_one = |frame: &Bound<'_, PyAny>| {
+        call(py, frame).is_some_and(|call| {
             call.file.to_string_lossy() == file && functions.contains(&&*call.function.to_string_lossy())
         })
-    })
+    };
+    frames(py).take(MAX_DEPTH).filter(is_one).take(up_to).count()
 }
 
 /// This thread's Python stack, from the innermost call on.

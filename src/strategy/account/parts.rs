@@ -27,6 +27,8 @@ pub(crate) struct Parts {
     overdraft: RefusalNote,
     /// Whether nobody was told of it.
     is_untold: AtomicBool,
+    /// How many calls of Python's that import a module the request was begun within.
+    imports_around: AtomicUsize,
 }
 
 /// How many there are: of requests that blocks may be charged to, or are.
@@ -86,6 +88,7 @@ impl Parts {
             granted: AtomicU64::default(),
             overdraft: RefusalNote::default(),
             is_untold: AtomicBool::default(),
+            imports_around: AtomicUsize::default(),
         })
     }
 
@@ -147,6 +150,16 @@ impl Parts {
     #[cfg(ctxalloc_whole)]
     pub(crate) fn is_untold(&self) -> bool {
         self.is_untold.load(Relaxed)
+    }
+
+    #[cfg(ctxalloc_whole)]
+    pub(crate) fn note_imports_around(&self, calls: usize) {
+        self.imports_around.store(calls, Relaxed);
+    }
+
+    #[cfg(ctxalloc_whole)]
+    pub(crate) fn imports_around(&self) -> usize {
+        self.imports_around.load(Relaxed)
     }
 
     #[cfg(ctxalloc_whole)]

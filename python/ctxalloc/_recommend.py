@@ -16,7 +16,7 @@ from ctxalloc._advice import Decision, Sizes
 from ctxalloc._ending import ENDING, StoppedError
 from ctxalloc._native import _Recording
 from ctxalloc._program import UsageError
-from ctxalloc._replay import FailedError, Measured, measured, opened, progress_on, round_of
+from ctxalloc._replay import BASE, FailedError, Measured, measured, opened, progress_on, round_of
 from ctxalloc._sites import UNNAMED
 from ctxalloc._text import counted, printable, size_text, tidy
 from ctxalloc._together import Together
@@ -41,6 +41,8 @@ class Advice(NamedTuple):
     """Whether it was interrupted before all its rounds were measured."""
     withdrawn: str | None = None
     """What was advised for the route by itself, and is not."""
+    mmap_threshold: int | None = None
+    """Malloc's in its replays; None: as in a new program."""
     is_failed: bool = False
     """Whether it cannot be replayed: its sizes are those of no program that ran here."""
 
@@ -120,10 +122,11 @@ def advise(
         prefix = f"route {number + 1} of {len(routes)}, {name or UNNAMED}: "
         its = _advice.as_it_is(route).strategy
         rounds_of: Measured = {strategy: [] for strategy in (its, *strategies)}
-        decision, is_partial = _advice.needs_no_replay(route), False
+        decision, is_partial, threshold = _advice.needs_no_replay(route), False, None
         if decision is None:
             try:
-                _measure(recording, name, list(rounds_of), rounds, into=rounds_of, shown=_behind(prefix, shown))
+                threshold = _mmap_threshold(recording, route, name, _behind(prefix, shown))
+                _measure(recording, name, rounds, threshold, into=rounds_of, shown=_behind(prefix, shown))
             except (StoppedError, KeyboardInterrupt):
                 is_partial = True
             except FailedError as error:
@@ -132,11 +135,11 @@ def advise(
                 failures[name] = str(error)
                 decision = Decision("unknown", its, f"it cannot be replayed: {error}", None)
             decision = decision or _advice.decide(route, rounds_of)
-        confidence = _advice.confidence_of(route, rounds_of)
+        confidence = _advice.confidence_of(route, rounds_of, mmap_threshold=threshold)
         change = _advice.would_change(route, decision)
         sizes = _advice.sizes_of(route)
         facts = (route["requests"], decision, sizes, confidence, change, rounds_of, route, is_partial)
-        found.append(Advice(name, *facts, is_failed=name in failures))
+        found.append(Advice(name, *facts, mmap_threshold=threshold, is_failed=name in failures))
         if is_partial:
             break
     if len(failures) == len(routes):  # no route was told apart: it is the recording, or what was asked for
@@ -164,7 +167,9 @@ def _with_all_together(
         return found
     together = None
     try:
-        for known in _together.tried(recording, wanted, as_they_are, rounds, _behind("all routes together: ", shown)):
+        told_of = _behind("all routes together: ", shown)
+        threshold = _mmap_threshold(recording, found.whole, None, told_of)
+        for known in _together.tried(recording, wanted, as_they_are, rounds, told_of, mmap_threshold=threshold):
             together = known
     except (StoppedError, KeyboardInterrupt):
         pass
@@ -187,16 +192,35 @@ def _behind(prefix: str, shown: Callable[[str], None]) -> Callable[[str], None]:
     return lambda text: shown(prefix + text)
 
 
+def _mmap_threshold(
+    recording: _Recording, facts: dict[str, Any], route: str | None, shown: Callable[[str], None]
+) -> int | None:
+    """Malloc's where it does in a replay as it did in the program, which had no more page faults than were recorded.
+
+    What a program frees teaches malloc to keep memory: then a pool saves less, or nothing. None: as in a new program.
+    """
+    if facts["page_faults"] is None or _advice.as_it_is(facts).strategy != BASE:
+        return None
+
+    def has_too_many(threshold: int | None) -> bool:
+        rounds = measured(recording, [BASE], 1, route=route, mmap_threshold=threshold, shown=shown)
+        return _advice.has_too_many_faults(facts, sum(numbers["faults"] for _, numbers in rounds))
+
+    tried = (None, *_advice.MMAP_THRESHOLDS)
+    return next((threshold for threshold in tried if not has_too_many(threshold)), tried[-1])
+
+
 def _measure(
     recording: _Recording,
     route: str,
-    strategies: Sequence[str],
     rounds: int,
+    mmap_threshold: int | None,
     *,
     into: Measured,
     shown: Callable[[str], None],
 ) -> None:
-    for strategy, numbers in measured(recording, strategies, rounds, route=route, shown=shown):
+    found = measured(recording, list(into), rounds, route=route, mmap_threshold=mmap_threshold, shown=shown)
+    for strategy, numbers in found:
         into[strategy].append(round_of(numbers))
 
 
@@ -331,6 +355,7 @@ def _route_as_json(one: Advice) -> dict[str, Any]:
         "gain": None if one.decision.gain is None else one.decision.gain._asdict(),
         **one.sizes._asdict(),
         **({} if one.has_pool else {"warm_bytes": None, "decay_seconds": None}),
+        "mmap_threshold": one.mmap_threshold,
         "confidence": one.confidence,
         "would_change": one.would_change,
         "peak_bytes": {name: _advice.quantile(peaks, q) for name, q in quantiles.items()} if peaks else {},

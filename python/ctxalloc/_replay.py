@@ -69,11 +69,13 @@ def measured(
     route: str | None = None,
     by_route: Mapping[str, Mapping[str, str]] | None = None,
     on_one_thread: bool = False,
+    mmap_threshold: int | None = None,
     shown: Callable[[str], None] = lambda _: None,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """The numbers of each replay, as they come: the name of its strategy, and what ``_native._replay`` says.
 
     ``by_route``: strategies of single routes, by a name that stands for all of them beside the default.
+    ``mmap_threshold``: that of malloc, in bytes, where blocks that went have taught it; None: as a new program has it.
     StoppedError: interrupted by the user; FailedError: a replay failed.
     """
     with _folder() as folder:
@@ -93,7 +95,8 @@ def measured(
             for strategy in (*strategies[at:], *strategies[:at]):
                 shown(f"round {number + 1} of {rounds}: {strategy}")
                 routes = (by_route or {}).get(strategy)
-                yield strategy, {**facts, **_in_a_process(plan, strategy if routes is None else BASE, routes)}
+                base = strategy if routes is None else BASE
+                yield strategy, {**facts, **_in_a_process(plan, base, routes, mmap_threshold)}
 
 
 @contextlib.contextmanager
@@ -119,14 +122,16 @@ def _check_memory(peak_live_bytes: int) -> None:
         raise FailedError(f"{said}: replay single routes, or on a larger machine")
 
 
-def _in_a_process(plan: Path, strategy: str, by_route: Mapping[str, str] | None) -> dict[str, Any]:
+def _in_a_process(
+    plan: Path, strategy: str, by_route: Mapping[str, str] | None, mmap_threshold: int | None
+) -> dict[str, Any]:
     command = [sys.executable, "-m", "ctxalloc._replay_one", strategy]
     asked = None if by_route is None else dict(by_route)
     pipe = subprocess.PIPE
     ENDING.check()
     try:
         process = subprocess.Popen(  # noqa: S603 - this program again
-            [*command, os.fspath(plan)], stdin=pipe, stdout=pipe, stderr=pipe, env=_environment()
+            [*command, os.fspath(plan)], stdin=pipe, stdout=pipe, stderr=pipe, env=_environment(mmap_threshold)
         )
     except OSError as error:
         raise FailedError(f"no process can be started for a replay: {error.strerror}") from None
@@ -156,11 +161,17 @@ def _in_a_process(plan: Path, strategy: str, by_route: Mapping[str, str] | None)
     raise FailedError(text)
 
 
-def _environment() -> dict[str, str]:
+def _environment(mmap_threshold: int | None) -> dict[str, str]:
     """Of a replay: nothing of it is recorded, counted for others or preloaded, and no library starts threads."""
     left_out = ("CTXALLOC_RECORD", "CTXALLOC_HANDLER", "CTXALLOC_METRICS_DIR", "LD_PRELOAD")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
-    return {**kept, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    malloc = {}
+    if mmap_threshold is not None:  # glibc sets the second to twice the first; other systems read neither
+        malloc = {
+            "MALLOC_MMAP_THRESHOLD_": str(mmap_threshold),
+            "MALLOC_TRIM_THRESHOLD_": str(2 * mmap_threshold),
+        }
+    return {**kept, **malloc, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 def round_of(numbers: dict[str, Any]) -> Round:

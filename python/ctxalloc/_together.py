@@ -60,17 +60,19 @@ def tried(
     as_they_are: Mapping[str, str],
     rounds: int,
     shown: Callable[[str], None],
+    *,
+    mmap_threshold: int | None = None,
 ) -> Iterator[Together]:
     """What is known, from nothing on, better with each that follows: the last one is the answer. FailedError.
 
-    ``as_they_are``: what each route was recorded under.
+    ``as_they_are``: what each route was recorded under. ``mmap_threshold``: as for ``_replay.measured``.
     """
     order = sorted(wanted, key=lambda one: -one.saved_seconds)
     names = [one.route for one in order]
     yield Together({}, {}, names)
 
     def with_these(routes: Mapping[str, str]) -> Measured:
-        return _rounds(recording, as_they_are, {**as_they_are, **routes}, rounds, shown)
+        return _rounds(recording, as_they_are, {**as_they_are, **routes}, rounds, shown, mmap_threshold=mmap_threshold)
 
     every = with_these({one.route: one.strategy for one in order})
     if worse(every, allowed=sum(_advice.paid(one.share) for one in order)) is None:
@@ -118,10 +120,13 @@ def _rounds(
     advised: Mapping[str, str],
     rounds: int,
     shown: Callable[[str], None],
+    *,
+    mmap_threshold: int | None,
 ) -> Measured:
     found: Measured = {AS_THEY_ARE: [], ADVISED: []}
     routes = {AS_THEY_ARE: as_they_are, ADVISED: advised}
-    for arm, numbers in measured(recording, list(routes), rounds, by_route=routes, shown=shown):
+    arms = measured(recording, list(routes), rounds, by_route=routes, mmap_threshold=mmap_threshold, shown=shown)
+    for arm, numbers in arms:
         found[arm].append(round_of(numbers))
     return found
 

@@ -114,9 +114,9 @@ fn numbers(event: Event) -> EventNumbers {
         What::Resize { block, bytes, moved } => ("resize", vec![block, bytes, u64::from(moved)]),
         What::Free { block } => ("free", vec![block]),
         What::Refused { bytes, by } => ("refused", vec![bytes, by]),
-        What::End { sums } => {
+        What::End { sums, page_faults } => {
             let Sums { peak_bytes, total_bytes, blocks, live_bytes, refused } = sums;
-            ("end", vec![peak_bytes, total_bytes, blocks, live_bytes, refused])
+            ("end", [peak_bytes, total_bytes, blocks, live_bytes, refused].into_iter().chain(page_faults).collect())
         }
     };
     (event.at_ns, event.thread, event.request, kind, numbers)

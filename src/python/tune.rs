@@ -154,6 +154,7 @@ fn numbers_of(py: Python<'_>, route: Route) -> PyResult<Bound<'_, PyDict>> {
     ] {
         numbers.set_item(name, value)?;
     }
+    numbers.set_item("page_faults", route.page_faults)?;
     numbers.set_item("refused_by", route.refused_by)?;
     numbers.set_item("handlers", route.handlers)?;
     numbers.set_item("name", route.name)?;

@@ -4,7 +4,7 @@
 //! further one as changes from the one before it.
 
 use super::event::{Event, Sums, Told, What};
-use super::wire::{Bytes, put, put_change, put_text};
+use super::wire::{Bytes, MAX_EVENT_BYTES, put, put_change, put_text};
 
 /// The first byte of a body.
 pub(super) const PROCESS: u8 = 0;
@@ -21,7 +21,7 @@ pub(super) const OTHERS: u8 = 6;
 /// The first byte of an event: what it is in the lowest four bits, and these.
 const OTHER_REQUEST: u8 = 0x10;
 const OTHER_THREAD: u8 = 0x20;
-/// Of an allocation: zeroed. Of a resize: moved. Of a refusal: whose limit it was follows.
+/// Of an allocation: zeroed. Of a resize: moved. Of a refusal: whose limit it was follows. Of an end: page faults do.
 const FLAG: u8 = 0x40;
 const BEGIN: u8 = 0;
 const ALLOCATE: u8 = 1;
@@ -120,6 +120,11 @@ impl Events {
         Self { bytes: Vec::new(), before: Before { at_ns: 0, thread: 0, request: 0, block: 0 } }
     }
 
+    /// With room for a body that is a little longer than `bytes`, and for each that follows.
+    pub(super) fn with_room(bytes: usize) -> Self {
+        Self { bytes: Vec::with_capacity(bytes + MAX_EVENT_BYTES), ..Self::new() }
+    }
+
     pub(super) fn len(&self) -> usize {
         self.bytes.len()
     }
@@ -127,7 +132,8 @@ impl Events {
     /// The body, complete; the next event begins another one.
     pub(super) fn take(&mut self) -> Vec<u8> {
         self.before = Before::default();
-        std::mem::take(&mut self.bytes)
+        let next = Vec::with_capacity(self.bytes.capacity());
+        std::mem::replace(&mut self.bytes, next)
     }
 
     pub(super) fn push(&mut self, event: &Event) {
@@ -141,7 +147,7 @@ impl Events {
             What::Resize { moved, .. } => (RESIZE, moved),
             What::Free { .. } => (FREE, false),
             What::Refused { by, .. } => (REFUSED, by > 0),
-            What::End { .. } => (END, false),
+            What::End { page_faults, .. } => (END, page_faults.is_some()),
         };
         let (other_request, other_thread) = (event.request != before.request, event.thread != before.thread);
         let flags = [(other_request, OTHER_REQUEST), (other_thread, OTHER_THREAD), (flag, FLAG)]
@@ -181,9 +187,9 @@ impl Events {
                     put_change(bytes, event.request, by);
                 }
             }
-            What::End { sums } => {
+            What::End { sums, page_faults } => {
                 let Sums { peak_bytes, total_bytes, blocks, live_bytes, refused } = sums;
-                for number in [peak_bytes, total_bytes, blocks, live_bytes, refused] {
+                for number in [peak_bytes, total_bytes, blocks, live_bytes, refused].into_iter().chain(page_faults) {
                     put(bytes, number);
                 }
             }
@@ -268,7 +274,7 @@ pub(super) fn read_event(bytes: &mut Bytes<'_>, before: &mut Before) -> Option<T
                 live_bytes: bytes.number()?,
                 refused: bytes.number()?,
             };
-            What::End { sums }
+            What::End { sums, page_faults: if flag { Some(bytes.number()?) } else { None } }
         }
         _ => return None,
     };
@@ -291,7 +297,8 @@ mod tests {
             What::Refused { bytes: 12, by: 0 },
             What::Refused { bytes: 13, by: 1 },
             What::Free { block: 9 },
-            What::End { sums },
+            What::End { sums, page_faults: None },
+            What::End { sums, page_faults: Some(u64::MAX) },
         ];
         let numbers = (0..).map(|number: u64| (number * 1_000_007, number as u32 / 3, 5 - number / 2));
         let events: Vec<_> =

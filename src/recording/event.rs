@@ -94,6 +94,9 @@ pub enum What {
     End {
         /// What its own account says.
         sums: Sums,
+        /// How many page faults the whole process had from its beginning on: the program had no more for it. `None`:
+        /// the system does not say, or an older version recorded it.
+        page_faults: Option<u64>,
     },
 }
 

@@ -5,6 +5,7 @@ use super::event::{Sums, What};
 use super::recorder::{Core, Flusher, running};
 use super::shard::{Shard, next_block};
 use super::threads::this_thread;
+use crate::os;
 use crate::unattributed::unattributed;
 use std::sync::Arc;
 
@@ -20,6 +21,13 @@ pub(crate) struct Noted {
     around: Arc<[Its]>,
     /// What its handler promises.
     align: u32,
+    /// Page faults of the process when it began.
+    faults_before: Option<u64>,
+}
+
+/// Of the process, until now.
+fn page_faults() -> Option<u64> {
+    os::used().map(|(_, faults)| faults)
 }
 
 /// What numbers a request has.
@@ -94,7 +102,8 @@ fn begin_in(
     let name = core.number_of(false, name.unwrap_or(""));
     let handler = core.number_of(true, &handler());
     let align = u32::try_from(align).unwrap_or(0);
-    let noted = Noted { core, shard, session, it: Its { request, account }, around, align };
+    let noted =
+        Noted { core, shard, session, it: Its { request, account }, around, align, faults_before: page_faults() };
     let parent = noted.around.first().map_or(0, |one| one.request);
     noted.change(
         || (),
@@ -208,11 +217,12 @@ impl Noted {
 
     /// The request ends: `end` says so to its account.
     pub(crate) fn end<R>(&self, end: impl FnOnce() -> (R, Sums)) -> R {
+        let page_faults = self.faults_before.zip(page_faults()).map(|(before, now)| now.saturating_sub(before));
         let (done, _) = self.change_and_write(
             end,
             |shard, (_, sums)| {
                 shard.open.remove(&self.it.request);
-                self.note(shard, What::End { sums: *sums });
+                self.note(shard, What::End { sums: *sums, page_faults });
             },
             true,
         );

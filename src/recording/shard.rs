@@ -19,6 +19,10 @@ const OLD_UNASKED_NS: u64 = 80_000_000;
 /// Who comes so often while there is something: what waits is at most that much older then.
 pub(super) const LOOKS_EACH: Duration = Duration::from_millis(100);
 
+/// For how many live blocks, and requests, there is room from the beginning on.
+const BLOCKS_AT_FIRST: usize = 1024;
+const REQUESTS_AT_FIRST: usize = 32;
+
 /// One event in so many is timed, for the share of the time that recording takes.
 const TIMED_ONE_IN: u64 = 16;
 /// What an event takes beside that: the lock, and the clock itself.
@@ -70,7 +74,15 @@ impl Shard {
 
     /// Begins anew for a recording, or for none. What it had is returned, to be dropped without the lock.
     pub(super) fn restart(&mut self, session: u32, began: Option<Instant>) -> Self {
-        std::mem::replace(self, Self { session, began, ..Self::new() })
+        let mut next = Self { session, began, ..Self::new() };
+        if session != 0 {
+            // Now, and not when the program's blocks are there: what malloc places behind them keeps it from giving
+            // their memory back, and the recording would be of another program than the one that is not recorded.
+            next.events = Events::with_room(FULL_BYTES);
+            next.blocks.reserve(BLOCKS_AT_FIRST);
+            next.open.reserve(REQUESTS_AT_FIRST);
+        }
+        std::mem::replace(self, next)
     }
 
     /// Notes what `thread` did ([`threads`](super::threads)).

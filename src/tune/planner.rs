@@ -243,7 +243,7 @@ impl<'a> Planner<'a> {
                 }
                 Ok(())
             }
-            What::End { sums } => self.end(event, sums),
+            What::End { sums, .. } => self.end(event, sums),
         }
     }
 

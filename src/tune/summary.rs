@@ -23,6 +23,8 @@ pub struct Route {
     pub peak_bytes: Vec<u64>,
     /// How long the requests took altogether, in nanoseconds.
     pub duration_ns: u64,
+    /// How many page faults the process had while they were open, the sum of all; `None`: not all say so.
+    pub page_faults: Option<u64>,
     /// How many blocks they made.
     pub blocks: u64,
     /// How many bytes these had, with what they grew by.
@@ -219,7 +221,7 @@ impl Reader {
                     self.on_each(route, |route, _| *route.refused_by.entry(name.clone()).or_default() += 1);
                 }
             }
-            What::End { sums } => {
+            What::End { sums, page_faults } => {
                 let Some(open) = self.requests.get_mut(&request) else { return };
                 open.ended_ns = Some(at_ns);
                 self.ended.push(thread, request);
@@ -229,6 +231,10 @@ impl Reader {
                     let handler = recording.handlers().get(open.handler as usize).map_or("", String::as_str);
                     self.on_each(route, |route, now| {
                         now.end(at_ns);
+                        route.page_faults = match route.requests {
+                            0 => page_faults,
+                            _ => route.page_faults.zip(page_faults).map(|(sum, more)| sum.saturating_add(more)),
+                        };
                         route.requests += 1;
                         *route.handlers.entry(handler.to_owned()).or_default() += 1;
                         route.duration_ns = route.duration_ns.saturating_add(duration_ns);

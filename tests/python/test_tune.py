@@ -508,3 +508,58 @@ def test_standard_output_that_is_full_is_told_as_by_the_other_commands(name: str
             check=False,
         )
     assert (done.returncode, done.stderr) == (1, f"ctxalloc {name}: standard output: No space left on device\n")
+
+
+SERVICE = """
+import ctypes, resource, sys
+import numpy as np
+import ctxalloc
+from ctxalloc import strategies
+
+heap = ctypes.CDLL(None)
+heap.malloc.restype, heap.malloc.argtypes, heap.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+for _ in range(int(sys.argv[2])):
+    heap.free(heap.malloc(31 << 20))  # malloc keeps up to twice as much from here on
+
+def serve(requests):
+    for _ in range(requests):
+        with ctxalloc.request(name="table", strategy=strategies.System()):
+            kept = [np.ones(400_000) for _ in range(4)]
+            del kept
+
+serve(3)
+with ctxalloc.record(sys.argv[1], one_in=1, share=1.0):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    serve(40)
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+has_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc learns from what is freed")
+
+
+def faults_of(recording: Path, *, taught: bool) -> int:
+    words = [sys.executable, "-c", SERVICE, str(recording), str(int(taught))]
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_TUNABLES"))}
+    return int(subprocess.run(words, check=True, capture_output=True, text=True, env=env).stdout)
+
+
+@has_glibc
+@pytest.mark.parametrize("taught", [False, True])
+def test_a_recording_says_how_many_page_faults_its_requests_had(tmp_path: Path, *, taught: bool) -> None:
+    recorded = faults_of(tmp_path / "trace", taught=taught)
+    [route], *_ = _native._recorded_routes(_native._Recording(str(tmp_path / "trace")), 10)
+    assert 0.9 * recorded - 100 <= route["page_faults"] <= recorded
+
+
+@has_glibc
+def test_what_malloc_kept_in_the_program_no_pool_saves(tmp_path: Path) -> None:
+    found = {}
+    for taught in (False, True):
+        faults_of(trace := tmp_path / f"{taught}.trace", taught=taught)
+        done = command("recommend", trace, "--rounds", "3", "--strategy", "pool", "--json")
+        [found[taught]] = json.loads(done.stdout)["routes"]
+    assert found[False]["mmap_threshold"] is None
+    assert found[False]["verdict"] == "change"
+    assert found[True]["mmap_threshold"] is not None
+    assert found[True]["verdict"] != "change"
+    assert "fewer than a new program has" in found[True]["confidence"]

@@ -41,10 +41,18 @@ class Machine:
         return 100 * MiB
 
     def measured(
-        self, _recording: Any, arms: list[str], rounds: int, *, by_route: Mapping[str, Mapping[str, str]], shown: Any
+        self,
+        _recording: Any,
+        arms: list[str],
+        rounds: int,
+        *,
+        by_route: Mapping[str, Mapping[str, str]],
+        mmap_threshold: int | None,
+        shown: Any,
     ) -> Iterator[tuple[str, dict[str, Any]]]:
         if self.stops_at == len(self.asked):
             raise StoppedError
+        assert mmap_threshold is None, "nobody recorded page faults"
         theirs, advised = by_route[AS_THEY_ARE], by_route[ADVISED]
         assert set(theirs) == set(advised), "whatever is not advised is as it was"
         self.asked.append({name: one for name, one in advised.items() if one != theirs[name]})

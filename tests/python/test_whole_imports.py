@@ -179,4 +179,4 @@ def test_an_import_that_a_request_is_begun_within_gives_it_nothing():
 
 
 def test_nor_does_it_on_another_thread():
-    check(WITHIN + "\nimport concurrent.futures\nwith concurrent.futures.ThreadPoolExecutor() as pool: pool.submit(tried).result()")
+    check(WITHIN + "\nfrom concurrent.futures import ThreadPoolExecutor as Pool\nPool().submit(tried).result()")

@@ -129,7 +129,7 @@ fn added(recording: &Recording) -> Added {
                 each(&|open| open.live -= bytes);
             }
             What::Refused { .. } => open.get_mut(&event.request).unwrap().sums.refused += 1,
-            What::End { sums } => {
+            What::End { sums, .. } => {
                 let open = &open[&event.request];
                 let mut own = open.sums;
                 own.live_bytes = open.live;
@@ -341,7 +341,7 @@ fn escapes_are_noted_when_they_end_elsewhere() {
     assert_eq!(recording.handlers()[handler as usize], "System");
     let What::Allocate { block, bytes: 5000, align, zeroed: true } = made.what else { panic!("{made:?}") };
     assert!(align >= 16);
-    let What::End { sums } = end.what else { panic!("{end:?}") };
+    let What::End { sums, .. } = end.what else { panic!("{end:?}") };
     assert_eq!((sums.live_bytes, sums.peak_bytes, sums.blocks), (5000, 5000, 1));
     assert_eq!(freed.what, What::Free { block });
     assert_eq!(freed.request, made.request);

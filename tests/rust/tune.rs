@@ -93,7 +93,7 @@ impl Script {
     }
 
     fn end(&mut self, thread: u32, request: u64, sums: Sums) -> &mut Self {
-        self.on(thread, request, What::End { sums })
+        self.on(thread, request, What::End { sums, page_faults: None })
     }
 
     fn recording(&self) -> Recording {

@@ -220,7 +220,7 @@ impl Info {
                     row.refused += 1;
                 }
             }
-            What::End { sums } => {
+            What::End { sums, .. } => {
                 let open = self.open.get_mut(&event.request).filter(|open| open.ended.is_none());
                 let Some(open) = open else { return Ok(()) };
                 row.peaks.push(sums.peak_bytes, &mut self.room)?;

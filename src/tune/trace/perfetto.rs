@@ -64,7 +64,7 @@ impl Export for Perfetto {
             moment(out, at);
             let _ = match event.what {
                 What::Begin { .. } => write!(out, "{{}}}}"),
-                What::End { sums } => {
+                What::End { sums, .. } => {
                     let Sums { peak_bytes, total_bytes, blocks, live_bytes, refused } = sums;
                     write!(
                         out,

@@ -28,7 +28,7 @@ fn recording(seed: u64, steps: u64) -> Arc<Recording> {
             2 if !open.is_empty() => {
                 let request = open.swap_remove(below(open.len() as u64) as usize);
                 let sums = Sums { peak_bytes: below(100_000), live_bytes: below(500), ..Sums::default() };
-                (request, What::End { sums })
+                (request, What::End { sums, page_faults: None })
             }
             3 if !open.is_empty() => (of(&open, below(9)), What::Refused { bytes: below(99), by: below(2) * open[0] }),
             4 if !live.is_empty() => {

@@ -255,7 +255,7 @@ fn a_process_whose_first_words_are_lost_is_another_one() {
         let read = Recording::open(written(&folder, "both", &file(&both))).unwrap();
         assert_eq!((read.header().processes, read.header().one_in), (2, 1));
         let said = all_of(&read).filter_map(|event| match event.what {
-            What::End { sums } => Some((event.request, sums.peak_bytes)),
+            What::End { sums, .. } => Some((event.request, sums.peak_bytes)),
             _ => None,
         });
         assert_eq!(said.collect::<Vec<_>>(), [(2, 3), (1, 7)]);

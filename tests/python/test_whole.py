@@ -57,13 +57,16 @@ def test_native_blocks_of_a_kibibyte_and_more_are_exact():
 @needs_library
 def test_an_object_above_512_bytes_is_exact_and_an_array_counts_once():
     check("""
-        with ctxalloc.request(whole=True) as request:
-            before = request.stats.whole
-            kept = bytearray(5 * MiB), numpy.ones(MiB)
-            after = request.stats.whole
-            assert after.array_bytes - before.array_bytes == 8 * MiB
-            assert after.object_bytes - before.object_bytes == 5 * MiB + 1
-            assert request.stats.live_bytes == after.array_bytes + after.native_bytes + after.object_bytes
+        for _ in range(50):
+            with ctxalloc.request(whole=True) as request:
+                before = request.stats.whole
+                kept = bytearray(5 * MiB), numpy.ones(MiB)
+                after = request.stats.whole
+                assert after.array_bytes - before.array_bytes == 8 * MiB
+                assert request.stats.live_bytes == after.array_bytes + after.native_bytes + after.object_bytes
+            if after.error_bytes == 0:
+                break  # no small object between the two was a sample, of which one in thirty is
+        assert after.object_bytes - before.object_bytes == 5 * MiB + 1, after
         for strategy in (ctxalloc.strategies.System(), ctxalloc.strategies.Aligned()):
             with ctxalloc.request(whole=True, strategy=strategy) as request:
                 array = numpy.ones(MiB)

@@ -61,9 +61,10 @@ def test_an_object_above_512_bytes_is_exact_and_an_array_counts_once():
             with ctxalloc.request(whole=True) as request:
                 before = request.stats.whole
                 kept = bytearray(5 * MiB), numpy.ones(MiB)
-                after = request.stats.whole
+                stats = request.stats
+                after = stats.whole
                 assert after.array_bytes - before.array_bytes == 8 * MiB
-                assert request.stats.live_bytes == after.array_bytes + after.native_bytes + after.object_bytes
+                assert stats.live_bytes == after.array_bytes + after.native_bytes + after.object_bytes
             if after.error_bytes == 0:
                 break  # no small object between the two was a sample, of which one in thirty is
         assert after.object_bytes - before.object_bytes == 5 * MiB + 1, after

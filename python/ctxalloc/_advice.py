@@ -388,6 +388,11 @@ def _why_not(its: str, base: list[Round], others: Measured, gains: dict[str, Gai
     return f"what {best.strategy} saves is within the spread of the rounds, and page faults say the same"
 
 
+def tells_of_malloc(route: dict[str, Any]) -> bool:
+    """Whether its page faults are known, and the C heap's."""
+    return route["page_faults"] is not None and as_it_is(route).strategy == BASE
+
+
 def has_too_many_faults(route: dict[str, Any], faults: int) -> bool:
     """Whether a replay of its arrays alone has more than the whole process had while its requests were open."""
     return bool(faults > MORE_FAULTS * route["page_faults"] + FEW_FAULTS)

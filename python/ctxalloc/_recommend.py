@@ -16,7 +16,7 @@ from ctxalloc._advice import Decision, Sizes
 from ctxalloc._ending import ENDING, StoppedError
 from ctxalloc._native import _Recording
 from ctxalloc._program import UsageError
-from ctxalloc._replay import BASE, FailedError, Measured, measured, opened, progress_on, round_of
+from ctxalloc._replay import BASE, FailedError, Measured, Planned, opened, planned, progress_on, replays, round_of
 from ctxalloc._sites import UNNAMED
 from ctxalloc._text import counted, printable, size_text, tidy
 from ctxalloc._together import Together
@@ -125,8 +125,9 @@ def advise(
         decision, is_partial, threshold = _advice.needs_no_replay(route), False, None
         if decision is None:
             try:
-                threshold = _mmap_threshold(recording, route, name, _behind(prefix, shown))
-                _measure(recording, name, rounds, threshold, into=rounds_of, shown=_behind(prefix, shown))
+                with planned(recording, route=name, shown=_behind(prefix, shown)) as plan:
+                    threshold = _mmap_threshold(plan, route, _behind(prefix, shown))
+                    _measure(plan, rounds, threshold, into=rounds_of, shown=_behind(prefix, shown))
             except (StoppedError, KeyboardInterrupt):
                 is_partial = True
             except FailedError as error:
@@ -168,7 +169,10 @@ def _with_all_together(
     together = None
     try:
         told_of = _behind("all routes together: ", shown)
-        threshold = _mmap_threshold(recording, found.whole, None, told_of)
+        threshold = None
+        if _advice.tells_of_malloc(found.whole):
+            with planned(recording, shown=told_of) as plan:
+                threshold = _mmap_threshold(plan, found.whole, told_of)
         for known in _together.tried(recording, wanted, as_they_are, rounds, told_of, mmap_threshold=threshold):
             together = known
     except (StoppedError, KeyboardInterrupt):
@@ -192,35 +196,31 @@ def _behind(prefix: str, shown: Callable[[str], None]) -> Callable[[str], None]:
     return lambda text: shown(prefix + text)
 
 
-def _mmap_threshold(
-    recording: _Recording, facts: dict[str, Any], route: str | None, shown: Callable[[str], None]
-) -> int | None:
+def _mmap_threshold(plan: Planned, facts: dict[str, Any], shown: Callable[[str], None]) -> int | None:
     """Malloc's where it does in a replay as it did in the program, which had no more page faults than were recorded.
 
     What a program frees teaches malloc to keep memory: then a pool saves less, or nothing. None: as in a new program.
     """
-    if facts["page_faults"] is None or _advice.as_it_is(facts).strategy != BASE:
+    if not _advice.tells_of_malloc(facts):
         return None
 
     def has_too_many(threshold: int | None) -> bool:
-        rounds = measured(recording, [BASE], 1, route=route, mmap_threshold=threshold, shown=shown)
-        return _advice.has_too_many_faults(facts, sum(numbers["faults"] for _, numbers in rounds))
+        [(_, numbers)] = replays(plan, [BASE], 1, mmap_threshold=threshold, shown=shown)
+        return _advice.has_too_many_faults(facts, numbers["faults"])
 
     tried = (None, *_advice.MMAP_THRESHOLDS)
     return next((threshold for threshold in tried if not has_too_many(threshold)), tried[-1])
 
 
 def _measure(
-    recording: _Recording,
-    route: str,
+    plan: Planned,
     rounds: int,
     mmap_threshold: int | None,
     *,
     into: Measured,
     shown: Callable[[str], None],
 ) -> None:
-    found = measured(recording, list(into), rounds, route=route, mmap_threshold=mmap_threshold, shown=shown)
-    for strategy, numbers in found:
+    for strategy, numbers in replays(plan, list(into), rounds, mmap_threshold=mmap_threshold, shown=shown):
         into[strategy].append(round_of(numbers))
 
 

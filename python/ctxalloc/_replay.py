@@ -78,25 +78,58 @@ def measured(
     ``mmap_threshold``: that of malloc, in bytes, where blocks that went have taught it; None: as a new program has it.
     StoppedError: interrupted by the user; FailedError: a replay failed.
     """
+    with planned(recording, route=route, on_one_thread=on_one_thread, shown=shown) as plan:
+        yield from replays(plan, strategies, rounds, by_route=by_route, mmap_threshold=mmap_threshold, shown=shown)
+
+
+class Planned(NamedTuple):
+    """What of a recording is replayed."""
+
+    path: Path
+    facts: dict[str, Any]
+
+
+@contextlib.contextmanager
+def planned(
+    recording: _Recording,
+    *,
+    route: str | None = None,
+    on_one_thread: bool = False,
+    shown: Callable[[str], None] = lambda _: None,
+) -> Iterator[Planned]:
+    """Reads the recording, once for all replays within. StoppedError; FailedError: it cannot be replayed."""
     with _folder() as folder:
-        plan = folder / "plan"
+        path = folder / "plan"
         shown("reading the recording")
         try:
             with ENDING.waiting():
                 facts = _native._plan(  # noqa: SLF001 - for this
-                    recording, plan, route=route, on_one_thread=on_one_thread
+                    recording, path, route=route, on_one_thread=on_one_thread
                 )
         except (OSError, ValueError, RuntimeError) as error:
             raise FailedError(str(error)) from None
         _check_memory(facts["peak_live_bytes"])
-        for number in range(rounds):
-            # Each round in another order: nobody is always the first, or always behind the same one.
-            at = number % len(strategies)
-            for strategy in (*strategies[at:], *strategies[:at]):
-                shown(f"round {number + 1} of {rounds}: {strategy}")
-                routes = (by_route or {}).get(strategy)
-                base = strategy if routes is None else BASE
-                yield strategy, {**facts, **_in_a_process(plan, base, routes, mmap_threshold)}
+        yield Planned(path, facts)
+
+
+def replays(
+    plan: Planned,
+    strategies: Sequence[str],
+    rounds: int,
+    *,
+    by_route: Mapping[str, Mapping[str, str]] | None = None,
+    mmap_threshold: int | None = None,
+    shown: Callable[[str], None] = lambda _: None,
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """As ``measured``."""
+    for number in range(rounds):
+        # Each round in another order: nobody is always the first, or always behind the same one.
+        at = number % len(strategies)
+        for strategy in (*strategies[at:], *strategies[:at]):
+            shown(f"round {number + 1} of {rounds}: {strategy}")
+            routes = (by_route or {}).get(strategy)
+            base = strategy if routes is None else BASE
+            yield strategy, {**plan.facts, **_in_a_process(plan.path, base, routes, mmap_threshold)}
 
 
 @contextlib.contextmanager

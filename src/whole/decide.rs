@@ -281,22 +281,21 @@ impl Decider {
         let mut charged = charge(handler, weight, beyond);
         if matches!(charged, Charged::Refused) {
             let still_imports = (self.binding.still_imports)(bytes) && may_import(handler, bytes);
+            let runs = || (self.binding.runs)(imports_around(handler));
             let beyond = match if still_imports { Answer::Grant } else { answer() } {
-                answer @ (Answer::Refuse | Answer::RefusePython) => {
-                    match (self.binding.runs)(imports_around(handler)) {
-                        Runs::Imports => Beyond::ToldInImport,
-                        _ if answer == Answer::Refuse => return told_by_null(thread.0),
-                        // CPython does not survive each NULL in its loop, and there somebody's work may be lost.
-                        Runs::AtEnds => Beyond::ToldAtEnds,
-                        runs if is_small && self.waits(runs) => Beyond::ToldInReserve,
-                        _ => {
-                            if is_small {
-                                tell_by_null(handler); // where its own code asks
-                            }
-                            return told_by_null(thread.0);
+                answer @ (Answer::Refuse | Answer::RefusePython) => match runs() {
+                    Runs::Imports => Beyond::ToldInImport,
+                    _ if answer == Answer::Refuse => return told_by_null(thread.0),
+                    // CPython does not survive each NULL in its loop, and there somebody's work may be lost.
+                    Runs::AtEnds => Beyond::ToldAtEnds,
+                    runs if is_small && self.waits(runs) => Beyond::ToldInReserve,
+                    _ => {
+                        if is_small {
+                            tell_by_null(handler); // where its own code asks
                         }
+                        return told_by_null(thread.0);
                     }
-                }
+                },
                 Answer::Grant => Beyond::Told,
                 Answer::Pass => {
                     nobodys::add(bytes, self.binding.python);

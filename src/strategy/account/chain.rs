@@ -365,7 +365,9 @@ impl Chain {
     pub(crate) fn add_uncounted(&self, first: impl FnOnce()) {
         if let Some(_section) = self.own.lock.enter_owned() {
             self.add_own(first);
-        } else if !self.tabs.add_uncounted() {
+        } else if let Some((tab, _section)) = self.tabs.enter_on_credit() {
+            tab.add_one();
+        } else {
             self.own.lock.with(|| self.add_own(first));
         }
     }
@@ -410,7 +412,10 @@ impl Chain {
         if let Some(_section) = self.own.lock.enter_owned() {
             return self.own.remove_own(); // made without a tab: only a lock that is shared has some
         }
-        !self.tabs.remove_uncounted() && self.own.lock.with(|| self.remove_own())
+        if let Some((tab, _section)) = self.tabs.enter_on_credit() {
+            return tab.remove_own(); // which is never the last one: a tab's numbers begin in the middle
+        }
+        self.own.lock.with(|| self.remove_own())
     }
 
     #[inline]

@@ -59,27 +59,10 @@ impl Tabs {
         }
     }
 
-    /// Counts a block that no account counts on this thread's tab; false if that has borrowed nothing, and nothing was
-    /// done: who collects a loan collects this too.
+    /// The same, if it has borrowed something: who collects the loan collects whatever changes in the section.
     #[inline]
-    pub(super) fn add_uncounted(&self) -> bool {
-        let Some((tab, _section)) = self.enter() else { return false };
-        let is_on_credit = tab.ceiling.load(RELAXED) > 0;
-        if is_on_credit {
-            tab.add_one();
-        }
-        is_on_credit
-    }
-
-    /// The reverse, with a block that any tab counted, or the request.
-    #[inline]
-    pub(super) fn remove_uncounted(&self) -> bool {
-        let Some((tab, _section)) = self.enter() else { return false };
-        let is_on_credit = tab.ceiling.load(RELAXED) > 0;
-        if is_on_credit {
-            tab.remove_own();
-        }
-        is_on_credit
+    pub(super) fn enter_on_credit(&self) -> Option<(&Account, Section)> {
+        self.enter().filter(|(tab, _)| tab.ceiling.load(RELAXED) > 0)
     }
 
     #[cold]

@@ -103,6 +103,7 @@ def _record(path: Path) -> None:
         _RECORDING.append(_native.record(path, one_in=1))
     except (OSError, ValueError) as error:
         raise UsageError(f"--record: {error}") from None
+    _FOR_CHILDREN.update({name: os.environ.get(name) for name in ("CTXALLOC_RECORD", "CTXALLOC_RECORD_ONE_IN")})
     os.environ["CTXALLOC_RECORD"], os.environ["CTXALLOC_RECORD_ONE_IN"] = str(path.absolute()), "1"
 
 
@@ -110,12 +111,21 @@ def _withdraw_recording(path: Path) -> None:
     """Nothing ran: the file would only be in the way of the next try."""
     while _RECORDING:
         _RECORDING.pop().stop()
+    while _FOR_CHILDREN:
+        name, before = _FOR_CHILDREN.popitem()
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
     with contextlib.suppress(OSError):
         path.unlink()
 
 
 _RECORDING: Final[list[_native.Recorder]] = []
 """Until the process ends: ``_environment`` completes it."""
+
+_FOR_CHILDREN: Final[dict[str, str | None]] = {}
+"""What the environment said before a recording was begun."""
 
 _GROUPS_SHOWN: Final = 8
 """Groups of threads whose memory is nobody's."""

@@ -10,8 +10,10 @@ Python in Markdown, run).
 import asyncio
 import gc
 import itertools
+import os
+import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from types import ModuleType
 from typing import Any
 
@@ -26,14 +28,31 @@ import ctxalloc
 _numbers = itertools.count()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None]:
+    """What a program said that failed, which `CalledProcessError` does not tell by itself."""
+    try:
+        return (yield)
+    except subprocess.CalledProcessError as error:
+        error.add_note(f"{error.output or ''}{error.stderr or ''}")
+        raise
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_selected() -> Iterator[None]:
-    """A test that leaves a handler selected would change what the next one sees."""
+    """A test that leaves a handler selected, or a variable set, would change what the next one sees."""
     assert ctxalloc.current().name == "default_allocator"
+    before = environment()
     yield
+    assert environment() == before, "the test left the environment another one"
     left = ctxalloc.current().name
     ctxalloc.set_handler(None)
     assert left == "default_allocator", f"the test left {left!r} selected"
+
+
+def environment() -> dict[str, str]:
+    """What the programs that this process starts are told."""
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -318,10 +318,11 @@ def test_a_recording_that_was_stopped_is_not_entered(tmp_path: Path) -> None:
 
 
 def test_what_did_not_run_leaves_no_recording(tmp_path: Path) -> None:
-    path, program = tmp_path / "a.trace", tmp_path / "program.py"
+    path, program, before = tmp_path / "a.trace", tmp_path / "program.py", dict(os.environ)
     done = commands.ctxalloc("run", "--record", path, program)
     assert done.returncode == 2
     assert not path.exists()
+    assert os.environ == before, "nor does anything that this process starts record"
 
 
 def test_what_escaped_is_counted_in_blocks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -159,7 +159,8 @@ def random_path(chance: random.Random) -> str:
 
 
 def terms(routes: list[str]) -> dict[str, Any]:
-    return {f"GET {route}" if number % 2 else route: request() for number, route in enumerate(routes)}
+    one = request(name="random routes")
+    return {f"GET {route}" if number % 2 else route: one for number, route in enumerate(routes)}
 
 
 def path_of(found: str | None) -> str | None:

@@ -160,7 +160,7 @@ def test_a_program_that_handles_refusals_goes_on_below_its_limit():
             held = []
             for _ in range(500):
                 try:
-                    held.append(bytearray(100_000))
+                    held.append(bytearray(1_000_000))  # of 16: what is left has room for samples too
                 except MemoryError as error:
                     refused += 1
                     text = "handled: " + repr(error) * 10

@@ -44,11 +44,6 @@ FAULT_SECONDS: Final = 1e-6
 """At most what a block, and a first touch of a page, costs: what cannot be gained need not be measured."""
 MIN_FAULT_SECONDS: Final = 0.25e-6
 """What a page fault costs at least."""
-MORE_FAULTS: Final = 1.2
-FEW_FAULTS: Final = 1000
-"""How many times the page faults of the program, and so many more, make it sure that malloc did not do so there."""
-MMAP_THRESHOLDS: Final = tuple(kib << 10 for kib in (256, 1024, 2048, 4096, 8192, 16384, 32768))
-"""What malloc may have been taught, in bytes: 32 MiB is the most."""
 PREFERENCE: Final = (BASE, "pool", "hugepages", "arena")
 """Of strategies that are as good: the one that is the simplest to run comes first."""
 
@@ -388,14 +383,12 @@ def _why_not(its: str, base: list[Round], others: Measured, gains: dict[str, Gai
     return f"what {best.strategy} saves is within the spread of the rounds, and page faults say the same"
 
 
-def tells_of_malloc(route: dict[str, Any]) -> bool:
-    """Whether its page faults are known, and the C heap's."""
-    return route["page_faults"] is not None and as_it_is(route).strategy == BASE
-
-
-def has_too_many_faults(route: dict[str, Any], faults: int) -> bool:
-    """Whether a replay of its arrays alone has more than the whole process had while its requests were open."""
-    return bool(faults > MORE_FAULTS * route["page_faults"] + FEW_FAULTS)
+def why_taught(route: dict[str, Any], mmap_threshold: int) -> str:
+    """Why malloc's mmap threshold is not a new program's (``_malloc``)."""
+    return (
+        f"recorded with {tidy(route['page_faults'] / route['requests']):g} page faults a request, fewer than a new "
+        f"program has: replayed with malloc's mmap threshold at {size_text(mmap_threshold)}"
+    )
 
 
 def confidence_of(route: dict[str, Any], measured: Measured, *, mmap_threshold: int | None = None) -> str:
@@ -413,10 +406,7 @@ def confidence_of(route: dict[str, Any], measured: Measured, *, mmap_threshold: 
         if name == its.strategy and rounds:
             parts.append(f"{counted(len(rounds), 'round')} of {name}, slowest over fastest {_spread(rounds):.2f}")
     if mmap_threshold is not None:
-        parts.append(
-            f"recorded with {tidy(route['page_faults'] / route['requests']):g} page faults a request, fewer than a new "
-            f"program has: replayed with malloc's mmap threshold at {size_text(mmap_threshold)}"
-        )
+        parts.append(why_taught(route, mmap_threshold))
     if route["refused_requests"]:
         parts.append(f"{counted(route['refused_requests'], 'request')} refused, not among the peaks")
     return "; ".join(parts)

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
 
-from ctxalloc import _advice, _advice_page, _files, _gaps, _native, _snippets, _together, _trace
+from ctxalloc import _advice, _advice_page, _files, _gaps, _malloc, _native, _snippets, _together, _trace
 from ctxalloc._advice import Decision, Sizes
 from ctxalloc._ending import ENDING, StoppedError
 from ctxalloc._native import _Recording
 from ctxalloc._program import UsageError
-from ctxalloc._replay import BASE, FailedError, Measured, Planned, opened, planned, progress_on, replays, round_of
+from ctxalloc._replay import FailedError, Measured, Planned, opened, planned, progress_on, replays, round_of
 from ctxalloc._sites import UNNAMED
 from ctxalloc._text import counted, printable, size_text, tidy
 from ctxalloc._together import Together
@@ -126,7 +126,7 @@ def advise(
         if decision is None:
             try:
                 with planned(recording, route=name, shown=_behind(prefix, shown)) as plan:
-                    threshold = _mmap_threshold(plan, route, _behind(prefix, shown))
+                    threshold = _malloc.mmap_threshold(plan, route, _behind(prefix, shown))
                     _measure(plan, rounds, threshold, into=rounds_of, shown=_behind(prefix, shown))
             except (StoppedError, KeyboardInterrupt):
                 is_partial = True
@@ -170,9 +170,9 @@ def _with_all_together(
     try:
         told_of = _behind("all routes together: ", shown)
         threshold = None
-        if _advice.tells_of_malloc(found.whole):
+        if _malloc.tells(found.whole):
             with planned(recording, shown=told_of) as plan:
-                threshold = _mmap_threshold(plan, found.whole, told_of)
+                threshold = _malloc.mmap_threshold(plan, found.whole, told_of)
         for known in _together.tried(recording, wanted, as_they_are, rounds, told_of, mmap_threshold=threshold):
             together = known
     except (StoppedError, KeyboardInterrupt):
@@ -194,22 +194,6 @@ def _withdrawn(one: Advice, why: str | None) -> Advice:
 
 def _behind(prefix: str, shown: Callable[[str], None]) -> Callable[[str], None]:
     return lambda text: shown(prefix + text)
-
-
-def _mmap_threshold(plan: Planned, facts: dict[str, Any], shown: Callable[[str], None]) -> int | None:
-    """Malloc's where it does in a replay as it did in the program, which had no more page faults than were recorded.
-
-    What a program frees teaches malloc to keep memory: then a pool saves less, or nothing. None: as in a new program.
-    """
-    if not _advice.tells_of_malloc(facts):
-        return None
-
-    def has_too_many(threshold: int | None) -> bool:
-        [(_, numbers)] = replays(plan, [BASE], 1, mmap_threshold=threshold, shown=shown)
-        return _advice.has_too_many_faults(facts, numbers["faults"])
-
-    tried = (None, *_advice.MMAP_THRESHOLDS)
-    return next((threshold for threshold in tried if not has_too_many(threshold)), tried[-1])
 
 
 def _measure(

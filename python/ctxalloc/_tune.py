@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from ctxalloc import _files, _recommend, _replay
+from ctxalloc import _files, _recommend, _replay, _replay_command
 from ctxalloc._ending import ENDING, StoppedError
 from ctxalloc._program import UsageError
 from ctxalloc._text import says
@@ -82,7 +82,7 @@ def _run(options: argparse.Namespace, path: Path, out: TextIO) -> int:
             output=options.output,
             out=out,
         )
-    return _replay.replay(
+    return _replay_command.replay(
         path,
         options.strategy,
         options.rounds,

@@ -119,3 +119,16 @@ def test_what_malloc_kept_in_the_program_no_pool_saves(tmp_path: Path) -> None:
     assert found[True]["mmap_threshold"] is not None
     assert found[True]["verdict"] != "change"
     assert "fewer than a new program has" in found[True]["confidence"]
+
+
+@has_glibc
+def test_a_replay_has_the_malloc_of_the_program(tmp_path: Path) -> None:
+    recorded = faults_of(trace := tmp_path / "trace", taught=True)
+    told = json.loads(command("replay", trace, *ONCE, "--json").stdout)
+    assert told["mmap_threshold"] is not None
+    touched_once = told["peak_live_bytes"] / os.sysconf("SC_PAGE_SIZE")  # as the program did before it was recorded
+    assert told["strategies"]["default"][0]["faults"] <= touched_once + 1.2 * recorded + 1000
+    assert "fewer than a new program has" in command("replay", trace, *ONCE).stdout
+    faults_of(fresh := tmp_path / "fresh", taught=False)
+    assert json.loads(command("replay", fresh, *ONCE, "--json").stdout)["mmap_threshold"] is None
+    assert "mmap threshold" not in command("replay", fresh, *ONCE).stdout

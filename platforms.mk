@@ -18,11 +18,11 @@ MUSL_PYTHON := target/pythons/musl
 MAC := aarch64-apple-darwin
 INTEL_MAC := x86_64-apple-darwin
 WINDOWS := x86_64-pc-windows-msvc
-check := $(CARGO) check --quiet --locked --lib --target-dir target/platforms
+check := env RUSTFLAGS='-D warnings' $(CARGO) check --quiet --locked --lib --target-dir target/platforms
 platform-targets:
 	rustup target add $(MAC) $(INTEL_MAC) $(WINDOWS) $(MUSL)
 
-check-platforms: platform-targets ## macOS and Windows by type: every set of features, and the core
+check-platforms: platform-targets ## macOS and Windows by type: every set of features, and the core (warnings are errors)
 	$(check) --target $(MAC) --no-default-features
 	$(check) --target $(MAC)
 	$(check) --target $(MAC) --features capi,usm

@@ -28,6 +28,7 @@ pub(crate) struct Parts {
     /// Whether nobody was told of it.
     is_untold: AtomicBool,
     /// How many calls of Python's that import a module the request was begun within.
+    #[cfg(ctxalloc_whole)]
     imports_around: AtomicUsize,
 }
 
@@ -88,6 +89,7 @@ impl Parts {
             granted: AtomicU64::default(),
             overdraft: RefusalNote::default(),
             is_untold: AtomicBool::default(),
+            #[cfg(ctxalloc_whole)]
             imports_around: AtomicUsize::default(),
         })
     }

@@ -110,11 +110,16 @@ def as_it_is(route: dict[str, Any]) -> AsItIs:
     if not handlers:
         return AsItIs(BASE, BASE, is_exact=True)
     handler = max(handlers, key=lambda name: handlers[name])
-    aligned = re.fullmatch(r"Aligned (\d+)", handler)
-    strategy = f"aligned{aligned[1]}" if aligned else _RECORDED.get(handler)
+    strategy = _replayed_as(handler)
     # Another pool of the program's own may have other options.
     is_exact = strategy is not None and len(handlers) == 1 and not handler.startswith("Pool over ")
     return AsItIs(strategy or BASE, handler, is_exact)
+
+
+def _replayed_as(handler: str) -> str | None:
+    """The strategy of a replay; None: no replay has it."""
+    aligned = re.fullmatch(r"Aligned (\d+)", handler)
+    return f"aligned{aligned[1]}" if aligned else _RECORDED.get(handler)
 
 
 class Gain(NamedTuple):
@@ -198,6 +203,10 @@ def needs_no_replay(route: dict[str, Any]) -> Decision | None:
         said = f"{counted(requests, 'request')} {'says' if requests == 1 else 'say'} too little"
         said += f"; record at least {MIN_REQUESTS}"
         return Decision("unknown", as_it_is(route).strategy, said, None)
+    its = as_it_is(route)
+    if _replayed_as(its.handler) is None:  # it may be there to erase what goes, or to count
+        said = f"it was recorded under {its.handler}, which no replay has, and what it is for no measurement says"
+        return Decision("leave", its.strategy, said, None)
     bound = route["blocks"] * BLOCK_SECONDS + route["total_bytes"] / 4096 * FAULT_SECONDS
     seconds = route["duration_ns"] / 1e9
     if bound < WORTH * seconds and route["peak_live_bytes"] < LESS_MEMORY_BYTES:
@@ -205,7 +214,7 @@ def needs_no_replay(route: dict[str, Any]) -> Decision | None:
             f"its blocks can cost at most {bound / requests * 1e6:.1f} us of the {seconds / requests * 1e6:.0f} us of "
             "a request, and hold less than 1 MiB together, so there is nothing to gain"
         )
-        return Decision("leave", as_it_is(route).strategy, said, None)
+        return Decision("leave", its.strategy, said, None)
     return None
 
 
@@ -421,7 +430,8 @@ def would_change(route: dict[str, Any], decision: Decision, *, is_withdrawn: boo
     if decision.verdict == "unknown":
         found.append(f"a recording of {10 * MIN_REQUESTS} requests and more, and 10 rounds on a quiet machine")
     if decision.verdict == "change":
-        found.append(f"requests that take {decision.gain.share / WORTH:.0f} times as long" if decision.gain else "")
+        times = decision.gain.share / WORTH if decision.gain else 0
+        found.append(f"requests that take {times:.0f} times as long" if times >= 2 else "")
         found.append("blocks that outlive their requests for long" if not route["escaped_blocks"] else "")
     if is_withdrawn:
         found.append("a process that may hold so much more, or take so much longer: then set it by hand")

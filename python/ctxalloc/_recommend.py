@@ -22,6 +22,8 @@ from ctxalloc._text import counted, printable, size_text, tidy
 from ctxalloc._together import Together
 
 ALL_ROUTES: Final = "all routes"
+OTHERS: Final = "(other)"
+"""What a recording calls the requests whose names it has no room for: no terms suit all of them."""
 MAX_ROUTES: Final = 1000
 """So many are advised, those with the most requests: a file may have a hundred thousand names."""
 
@@ -114,7 +116,9 @@ def advise(
         raise UsageError(_gaps.nothing(path, "finished request", recording.gaps))
     routes = every if only is None else [one for one in every[:1] if (one["name"] or UNNAMED) == (only or UNNAMED)]
     if not routes:
-        raise UsageError(f"--route {only!r}: no finished request of that name is in {path}; `trace info` shows them")
+        raise UsageError(
+            f"--route {only!r}: no finished request of that name is in {path}, but for those inside of others"
+        )
     found: list[Advice] = []
     failures: dict[str, str] = {}
     for number, route in enumerate(routes):
@@ -267,7 +271,7 @@ def sets_of(found: Found) -> list[_snippets.Set]:
     return [
         _snippets.Set(one.route, _strategy_of(one), one.sizes.limit_bytes, one.sizes.reserve_bytes)
         for one in found.advice
-        if one.decision.verdict != "unknown" or one.sizes.limit_bytes is not None
+        if (one.decision.verdict != "unknown" or one.sizes.limit_bytes is not None) and one.route != OTHERS
     ]
 
 

@@ -49,7 +49,14 @@ _RUST: Final = {
 _RUST_HANDLERS: Final = {"hugepages": "HugePages::transparent()", "locked": "LockedPages::untried()"}
 _HANDLERS: Final = ("hugepages", "locked", "aligned64")
 """Strategies that are handlers of the table by these names."""
-_ITS_OWN: Final = "and the strategy that it has"
+_KEEP: Final = "What a route has beside these terms it keeps:"
+
+
+def _its_own(one: Set) -> str:
+    """What is not written of what a route has."""
+    kept = [] if one.limit_bytes is not None else ["limit"]
+    kept += [] if one.strategy else ["strategy"]
+    return f"and the {' and the '.join(kept)} that it has" if kept else ""
 
 
 def _aligned(strategy: str | None) -> int | None:
@@ -90,15 +97,16 @@ def python(sets: Sequence[Set], kept: Kept | None) -> str:
         terms = f"ctxalloc.request({', '.join(words)})"
         if not is_pattern(one.route):
             by_hand.append(f"# In place of each request of your code that {_whose(one)}:")
-            by_hand.append(f"with {terms}:{'' if one.strategy else f'  # {_ITS_OWN}'}\n    ...  # the work")
+            by_hand.append(f"with {terms}:{f'  # {_its_own(one)}' if _its_own(one) else ''}\n    ...  # the work")
         else:
             # An arena is for one request: a function makes each its own.
             row = f"    {one.route!r}: {'lambda scope: ' if one.strategy == 'arena' else ''}{terms},"
-            rows.append(row if one.strategy else f"{row}  # {_ITS_OWN}")
+            rows.append(f"{row}  # {_its_own(one)}" if _its_own(one) else row)
     text = ["import ctxalloc", "from ctxalloc import strategies", "from ctxalloc.asgi import AllocatorMiddleware", ""]
     if kept is not None:
         text.append(f"ctxalloc.configure(warm_bytes={kept.warm_bytes}, decay_seconds={kept.decay_seconds:g})")
     text += lines
+    text += [f"# {_KEEP} whole, budget, strict, timeout, a default."] if sets else []
     if rows:
         text += [
             "routes = {",
@@ -151,12 +159,12 @@ def _in_rust(one: Set, names: set[str], sources: set[str], shared: list[str]) ->
     return f"{limit}{reserve}{strategy}"
 
 
-def _beside(strategy: str | None) -> str:
+def _beside(one: Set) -> str:
     """What the line of a route does not say."""
-    if strategy is None:
-        return f" // {_ITS_OWN}"
-    is_said = strategy in _RUST or strategy in _RUST_HANDLERS or _aligned(strategy) is not None
-    return "" if is_said else f" // and the strategy {strategy}"
+    strategy, kept = one.strategy, _its_own(one)
+    is_said = strategy is None or strategy in _RUST or strategy in _RUST_HANDLERS or _aligned(strategy) is not None
+    said = [kept] * bool(kept) + ([] if is_said else [f"and the strategy {strategy}"])
+    return f" // {', '.join(said)}" if said else ""
 
 
 def rust(sets: Sequence[Set]) -> str:
@@ -178,7 +186,7 @@ def rust(sets: Sequence[Set]) -> str:
         if key in arms:
             aside.append(f"// {_rust_text(one.route)} is a route that axum does not tell from one above")
             continue
-        arms[key] = f"terms{_in_rust(one, names, sources, shared)},{_beside(one.strategy)}"
+        arms[key] = f"terms{_in_rust(one, names, sources, shared)},{_beside(one)}"
     uses = [_use(module, found) for module, found in (("source", sources), ("strategy", names)) if found]
     # As they are called in the recording.
     name = 'format!("{} {route}", parts.method)' if any(method != "_" for method, _ in arms) else "route.to_owned()"
@@ -192,6 +200,7 @@ def rust(sets: Sequence[Set]) -> str:
             "use ctxalloc::tower::RequestLayer;",
             "",
             *shared,
+            *([f"// {_KEEP} a budget, a timeout, a handler."] if arms else []),
             "let layer = RequestLayer::new().terms(move |parts, terms| {",
             "    let route = parts.extensions.get::<MatchedPath>()?.as_str();",
             f"    let terms = terms.name({name});",

@@ -19,7 +19,8 @@ pub struct Route {
     /// How often a limit refused, by the name of the request whose limit it was: the route's own, or that of one inside
     /// of it. Refusals by budgets are not among them.
     pub refused_by: BTreeMap<String, u64>,
-    /// The peak of each request, in bytes, in the order of their ends.
+    /// The peak of each request, in bytes, in the order of their ends: also the peak of what it made after its end, which
+    /// its limit holds for too.
     pub peak_bytes: Vec<u64>,
     /// How long the requests took altogether, in nanoseconds.
     pub duration_ns: u64,
@@ -40,7 +41,7 @@ pub struct Route {
     /// Blocks that were freed by another thread than the one that made them.
     pub freed_elsewhere: u64,
     /// Blocks that outlived the request, and the step that ended it: they were alive when its thread did something
-    /// else in a request.
+    /// else in a request. What it made after that has not escaped.
     pub escaped_blocks: u64,
     /// The bytes of these.
     pub escaped_bytes: u64,
@@ -75,12 +76,20 @@ struct Open {
     /// Whether the step that ended it is over.
     is_settled: bool,
     refused: bool,
+    /// The bytes alive of it and of those inside of it, with what it was only charged for.
+    live_bytes: u64,
+    /// Where its peak is in those of all, and of its route.
+    peaks: Option<[usize; 2]>,
 }
 
 struct Live {
     root: u64,
     bytes: u64,
     thread: u32,
+    /// Made elsewhere, and charged: no strategy changes it.
+    is_charge: bool,
+    /// Made after the step that ended its request.
+    is_late: bool,
 }
 
 #[derive(Default)]
@@ -133,6 +142,9 @@ impl<'a> Summary<'a> {
         let mut reader = self.reader;
         for live in reader.blocks.values() {
             let Some(open) = reader.requests.get(&live.root).filter(|open| open.ended_ns.is_some()) else { continue };
+            if live.is_charge || live.is_late {
+                continue;
+            }
             for route in [0, open.route] {
                 reader.routes[route].escape(live.bytes);
             }
@@ -176,10 +188,14 @@ impl Reader {
                     self.on_each(route, |route, now| now.begin(route, at_ns));
                 }
             }
-            What::Allocate { align: 0, .. } => {} // made elsewhere: no strategy changes it
-            What::Allocate { block, bytes, zeroed, .. } => {
+            What::Allocate { block, bytes, zeroed, align } => {
                 let Some((route, root)) = self.place(request) else { return };
-                self.blocks.insert(block, Live { root, bytes, thread });
+                let (is_charge, is_late) = (align == 0, self.requests.get(&root).is_some_and(|open| open.is_settled));
+                self.blocks.insert(block, Live { root, bytes, thread, is_charge, is_late });
+                self.grow(root, bytes);
+                if is_charge {
+                    return;
+                }
                 let class = u64::BITS - bytes.saturating_sub(1).leading_zeros();
                 self.on_each(route, |route, now| {
                     route.blocks += 1;
@@ -190,8 +206,13 @@ impl Reader {
             }
             What::Resize { block, bytes, moved } => {
                 let Some(live) = self.blocks.get_mut(&block) else { return };
-                let (before, root) = (std::mem::replace(&mut live.bytes, bytes), live.root);
+                let (before, root, is_charge) = (std::mem::replace(&mut live.bytes, bytes), live.root, live.is_charge);
                 let Some((route, _)) = self.place(root) else { return };
+                self.shrink(root, before);
+                self.grow(root, bytes);
+                if is_charge {
+                    return;
+                }
                 self.on_each(route, |route, now| {
                     route.resizes += 1;
                     route.moved += u64::from(moved);
@@ -202,10 +223,14 @@ impl Reader {
             What::Free { block } => {
                 let Some(live) = self.blocks.remove(&block) else { return };
                 let Some(&Open { route, ended_ns, is_settled, .. }) = self.requests.get(&live.root) else { return };
+                self.shrink(live.root, live.bytes);
+                if live.is_charge {
+                    return;
+                }
                 self.on_each(route, |route, now| {
                     route.freed_elsewhere += u64::from(live.thread != thread);
                     now.live_bytes = now.live_bytes.saturating_sub(live.bytes);
-                    if let Some(ended) = ended_ns.filter(|_| is_settled) {
+                    if let Some(ended) = ended_ns.filter(|_| is_settled && !live.is_late) {
                         route.escape(live.bytes);
                         route.escaped_ns.push(at_ns.saturating_sub(ended));
                     }
@@ -228,6 +253,7 @@ impl Reader {
                 let (route, is_root) = (open.route, open.root == request);
                 let (duration_ns, refused) = (at_ns.saturating_sub(open.began_ns), open.refused || sums.refused > 0);
                 if is_root {
+                    open.peaks = (!refused).then(|| [0, route].map(|at| self.routes[at].peak_bytes.len()));
                     let handler = recording.handlers().get(open.handler as usize).map_or("", String::as_str);
                     self.on_each(route, |route, now| {
                         now.end(at_ns);
@@ -260,6 +286,21 @@ impl Reader {
     /// The route of a request, and the outermost one around it.
     fn place(&self, request: u64) -> Option<(usize, u64)> {
         self.requests.get(&request).map(|open| (open.route, open.root))
+    }
+
+    /// What is made after a request's end may be its peak.
+    fn grow(&mut self, root: u64, bytes: u64) {
+        let Some(open) = self.requests.get_mut(&root) else { return };
+        open.live_bytes = open.live_bytes.saturating_add(bytes);
+        for (at, place) in [0, open.route].into_iter().zip(open.peaks.into_iter().flatten()) {
+            let peak = &mut self.routes[at].peak_bytes[place];
+            *peak = (*peak).max(open.live_bytes);
+        }
+    }
+
+    fn shrink(&mut self, root: u64, bytes: u64) {
+        let Some(open) = self.requests.get_mut(&root) else { return };
+        open.live_bytes = open.live_bytes.saturating_sub(bytes);
     }
 
     fn on_each(&mut self, route: usize, mut change: impl FnMut(&mut Route, &mut Now)) {

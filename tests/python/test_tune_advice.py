@@ -141,6 +141,20 @@ def test_what_a_route_was_recorded_under() -> None:
     assert "recorded under Callbacks, replayed as default" in told
 
 
+def test_what_no_replay_has_is_left_as_it_is() -> None:
+    """`Zeroing` erases keys: a pool that takes less time is none."""
+    left = _advice.needs_no_replay(route(handlers={"Zeroing": 100}))
+    assert left is not None
+    assert (left.verdict, left.gain) == ("leave", None)
+    assert "recorded under Zeroing, which no replay has" in left.reason
+
+
+def test_advice_for_less_memory_says_nothing_of_times() -> None:
+    for share in (-0.1, 0.0, 0.01):
+        decision = _advice.Decision("change", "default", "", _advice.Gain("default", 0, 0, 0, share, 0, 10 * MiB))
+        assert not any("times as long" in one for one in _advice.would_change(route(), decision))
+
+
 def test_less_memory_is_a_reason_if_it_is_not_slower() -> None:
     smaller = decided({"default": rounds(SLOW), "arena": rounds(SLOW, peak=60 * MiB)})
     assert (smaller.verdict, smaller.strategy) == ("change", "arena")

@@ -126,4 +126,10 @@ def test_what_a_route_has_and_no_line_says_is_left_to_it() -> None:
     for text in (_snippets.python(sets, None), _snippets.rust(sets)):
         assert "and the strategy that it has" in text
         assert "System" not in text
+        assert "What a route has beside these terms it keeps:" in text
+    for text in (
+        _snippets.python([Set("/a", "pool", None, None)], None),
+        _snippets.rust([Set("/a", "pool", None, None)]),
+    ):
+        assert "and the limit that it has" in text
     assert "and the strategy numa" in _snippets.rust([Set("GET /a", "numa", 1, None)])

@@ -352,6 +352,23 @@ fn what_the_step_that_ends_a_request_still_holds_has_not_escaped() {
 }
 
 #[test]
+fn what_a_request_makes_after_its_end_is_in_its_peak_and_has_not_escaped() {
+    let mut script = Script::default();
+    for request in 1..=2 {
+        script.begin(0, request, 0).make(0, request, 10 * request, 1000, false).free(0, request, 10 * request);
+        script.end(0, request, sums(1000, 1000, 1, 0));
+    }
+    // Both have ended, and the thread has gone on: of what one makes 7000 bytes are alive at most.
+    script.begin(0, 3, 0).end(0, 3, sums(0, 0, 0, 0));
+    script.make(0, 1, 11, 4000, false).make(0, 1, 12, 3000, false).free(0, 1, 11).make(0, 1, 13, 1000, false);
+    script.free(0, 1, 12).free(0, 1, 13);
+    for route in routes(&script.recording()).unwrap() {
+        assert_eq!(route.peak_bytes, [7000, 1000, 0]);
+        assert_eq!((route.escaped_blocks, route.escaped_ns.len(), route.blocks), (0, 0, 5));
+    }
+}
+
+#[test]
 fn a_summary_says_how_requests_are_and_when_they_come() {
     let mut script = Script::default();
     for request in 1..=3 {

@@ -13,6 +13,7 @@ use tower::ServiceExt as _;
 #[allow(clippy::let_and_return, reason = "what is pasted ends with a name")]
 fn layer() -> RequestLayer {
     let hugepages = Pool::over(HugePages::transparent(), PoolOptions::default());
+    // What a route has beside these terms it keeps: a budget, a timeout, a handler.
     let layer = RequestLayer::new().terms(move |parts, terms| {
         let route = parts.extensions.get::<MatchedPath>()?.as_str();
         let terms = terms.name(format!("{} {route}", parts.method));
@@ -21,7 +22,7 @@ fn layer() -> RequestLayer {
             ("GET", "/report") => terms.limit_bytes(2097152).strategy(Arena::over(Pool::shared())),
             ("GET", "/table") => terms.limit_bytes(67108864).reserve_bytes(33554432).strategy(hugepages.clone()),
             ("GET", "/plain") => terms.limit_bytes(1048576).strategy(System),
-            ("GET", "/aligned") => terms.strategy(Aligned::new(128).expect("a power of two")),
+            ("GET", "/aligned") => terms.strategy(Aligned::new(128).expect("a power of two")), // and the limit that it has
             ("GET", "/t") => terms.limit_bytes(3145728).strategy(Tracked::new(Pool::shared().clone()).expect("a pool")),
             ("GET", "/resize/{name}") => terms.limit_bytes(7340032),
             ("GET", "/\u{1b}\u{202e}\"\\") => terms.limit_bytes(1048576),

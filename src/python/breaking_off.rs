@@ -92,6 +92,12 @@ fn back_from(code: &[u8], at: usize) -> impl Iterator<Item = Step> {
     steps.filter(|&(kind, _)| kind != Some(0))
 }
 
+/// Whether asyncio's loop reads from a socket here, in the Context of the request that had reading go on. An exception
+/// would end the connection, and the client have no answer.
+fn reads_for_a_server(file: &str, name: &str) -> bool {
+    name.starts_with("_read_ready") && file.ends_with("asyncio/selector_events.py")
+}
+
 /// How many calls that import a module this thread runs; it counts no more than so many.
 fn imports(py: Python<'_>, up_to: usize) -> usize {
     /// What finds a module that is not there yet, and what reloads one.
@@ -115,7 +121,7 @@ impl BreakingOff {
 
     /// Whose code runs on this thread: its own may end here with an exception. What enters or leaves a block must not,
     /// nor the standard library's: a lock would stay locked. Nor may a module that is imported: C's are made once, and
-    /// what others have registered by then they register again. Nor what was called and is about to be awaited: nobody
+    /// what others have registered by then they register again. Nor a server's, which the loop calls to read. Nor what was called and is about to be awaited: nobody
     /// would wait for the tasks of a group. It may be called inside of an allocation.
     ///
     /// `around`: how many [imports](imports_around) are not the request's own.
@@ -134,7 +140,9 @@ impl BreakingOff {
     fn is_at_ends(&self, running: &Running<'_>) -> bool {
         const AT_ENDS: [&str; 5] = ["__enter__", "__aenter__", "__exit__", "__aexit__", "__del__"];
         let name = running.function.rsplit('.').next().unwrap_or(running.function);
-        AT_ENDS.contains(&name) || self.instructions.enters_or_leaves(running.code, running.at)
+        AT_ENDS.contains(&name)
+            || self.instructions.enters_or_leaves(running.code, running.at)
+            || reads_for_a_server(running.file, name)
     }
 
     /// Whose code a call is, whatever is around it.

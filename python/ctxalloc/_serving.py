@@ -347,7 +347,7 @@ class Served:
         unknown: list[BaseException] = [
             leaf
             for leaf in leaves
-            if isinstance(leaf, MemoryError) and not isinstance(leaf, BudgetExceeded) and id(leaf) not in known
+            if isinstance(leaf, Exception) and not isinstance(leaf, BudgetExceeded) and id(leaf) not in known
         ]
         if unknown and self.request is not None:
             told = self.request._refusals_of(unknown)  # noqa: SLF001 - made for this

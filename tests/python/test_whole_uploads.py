@@ -1,4 +1,7 @@
-"""An upload beyond the limit of a whole request is answered: what a server reads for it is not broken off."""
+"""A whole request beyond its limit is answered 413, whatever it was broken off in.
+
+What a server reads for it is not broken off; and what C makes of a refusal is known.
+"""
 
 import pytest
 from whole_programs import check, needs_library
@@ -56,3 +59,57 @@ def test_an_upload_beyond_the_limit_is_answered(protocol: str) -> None:
     pytest.importorskip("uvicorn")
     pytest.importorskip(protocol)
     check(PROGRAM, protocol)
+
+
+def test_what_c_makes_of_a_refusal_is_answered_as_one() -> None:
+    """`zlib` has an error of its own, and deep recursion ends with a SystemError. The program's own are left."""
+    check("""
+        import asyncio, collections, contextlib, zlib
+        from ctxalloc.asgi import AllocatorMiddleware
+        sys.setrecursionlimit(10**6)
+        packed = zlib.compress(bytes(300_000))
+
+        def deep(n):
+            return [n, deep(n - 1)] if n else []
+
+        def unpack(size):
+            kept = bytes(size)
+            zlib.decompressobj().decompress(packed, 1000)
+
+        def corrupt(_):
+            with contextlib.suppress(MemoryError):
+                bytes(2 * MiB)
+            zlib.decompress(b"no zlib")
+
+        outcomes = collections.Counter()
+        async def app(scope, receive, send):
+            scope["work"](scope["size"])
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b""})
+        def ended(scope, report):
+            outcomes[scope["work"].__name__, report.outcome] += 1
+        terms = ctxalloc.request(whole=True, limit_bytes=MiB)
+        service = AllocatorMiddleware(app, default=terms, on_end=ended)
+
+        async def call(work, size):
+            async def send(message): pass
+            async def receive(): return {"type": "http.request", "body": b"", "more_body": False}
+            scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b""}
+            with contextlib.suppress(zlib.error):
+                await service({**scope, "work": work, "size": size}, receive, send)
+
+        errors = set()
+        for size in range(1000 * KiB, 1024 * KiB, 500):
+            asyncio.run(call(unpack, size))
+            try:
+                with ctxalloc.request(whole=True, limit_bytes=MiB):
+                    unpack(size)
+            except Exception as error:
+                errors |= {type(error), type(error.__cause__)}
+        assert errors == {ctxalloc.BudgetExceeded, MemoryError, zlib.error}, errors
+        assert outcomes["unpack", "refused"] > 20 and not outcomes["unpack", "failed"], outcomes
+        for _ in range(10):
+            asyncio.run(call(deep, 200_000))
+            asyncio.run(call(corrupt, 0))
+        assert outcomes["deep", "refused"] == outcomes["corrupt", "failed"] == 10, outcomes
+    """)

@@ -10,7 +10,7 @@
 //!   many bytes.
 //! - In a whole request any other MemoryError comes from the last refusal. So does the SystemError that CPython raises
 //!   where it finds that it failed without an exception: `compile` sets none, and the unwinding of deep recursion
-//!   clears the one that there was where it gets no memory for a frame.
+//!   clears the one that there was where it gets no memory for a frame. And zlib's error that says `Z_MEM_ERROR`.
 //! - An error with any other message was raised by the program, or by another library. It is left as it is.
 //!
 //! None of its code is run to find that out: `str(error)` of NumPy's is Python code, in which a signal's handler may
@@ -22,13 +22,14 @@
 
 use crate::error::Error;
 use crate::python::errors::{BudgetExceeded, RequestEnded, normalized};
+use crate::python::imported::module;
 use crate::python::numpy::Numpy;
 use crate::python::text::copied;
 use crate::strategy::account::Refusal;
 use pyo3::exceptions::{PyMemoryError, PySystemError};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyInt, PyString, PyTuple};
+use pyo3::types::{PyInt, PyModule, PyString, PyTuple};
 
 /// NumPy's messages where an array could not grow (`array.resize`, `numpy.fromiter`).
 const OF_NUMPY: [&str; 2] = ["cannot allocate memory for array", "cannot allocate array memory"];
@@ -40,7 +41,7 @@ const FORGOTTEN: [&str; 2] = ["error return without exception set", "returned NU
 #[cold]
 pub(super) fn raise(py: Python<'_>, error: &Bound<'_, PyAny>, refusals: &[Refusal], is_whole: bool) -> PyResult<()> {
     let is_budgets = error.is_instance(&py.get_type::<BudgetExceeded>())?;
-    let is_forgotten = is_whole && is_forgotten(error)?;
+    let is_forgotten = is_whole && (is_forgotten(error)? || is_of_zlib(error)?);
     if refusals.is_empty() || is_budgets || !(is_forgotten || error.is_instance_of::<PyMemoryError>()) {
         return Ok(());
     }
@@ -111,6 +112,19 @@ fn is_forgotten(error: &Bound<'_, PyAny>) -> PyResult<bool> {
     let args = error.getattr(intern!(error.py(), "args"))?; // a getter of C's
     let said = args.cast_exact::<PyTuple>().ok().and_then(Said::message);
     Ok(matches!(said, Some(Said::Text(text)) if FORGOTTEN.iter().any(|end| text.ends_with(end))))
+}
+
+/// Whether zlib found no memory, which is -4 of its numbers (`Z_MEM_ERROR`): its module says `zlib.error`.
+fn is_of_zlib(error: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let py = error.py();
+    let zlib = module(py, intern!(py, "zlib")).and_then(|zlib| zlib.cast_into_exact::<PyModule>().ok());
+    let class = zlib.map(|zlib| zlib.dict().get_item(intern!(py, "error"))).transpose()?.flatten();
+    if !class.is_some_and(|class| error.get_type().is(&class)) {
+        return Ok(false);
+    }
+    let args = error.getattr(intern!(py, "args"))?; // a getter of C's
+    let said = args.cast_exact::<PyTuple>().ok().and_then(Said::message);
+    Ok(matches!(said, Some(Said::Text(text)) if text.starts_with("Error -4 ")))
 }
 
 /// What an error says of itself, read without running any Python code.

@@ -122,8 +122,8 @@ impl BreakingOff {
     /// Whose code runs on this thread: its own may end here with an exception. What enters or leaves a block must not,
     /// nor the standard library's: a lock would stay locked. Nor may a module that is imported: C's are made once, and
     /// what others have registered by then they register again. Nor may a server's, which the loop calls to read. Nor
-    /// what was called and is about to be awaited: nobody would wait for the tasks of a group. It may be called inside of
-    /// an allocation.
+    /// what was called and is about to be awaited: nobody would wait for the tasks of a group. It may be called inside
+    /// of an allocation.
     ///
     /// `around`: how many [imports](imports_around) are not the request's own.
     pub(super) fn runs(&self, py: Python<'_>, around: usize) -> Runs {

@@ -19,8 +19,8 @@ pub struct Route {
     /// How often a limit refused, by the name of the request whose limit it was: the route's own, or that of one inside
     /// of it. Refusals by budgets are not among them.
     pub refused_by: BTreeMap<String, u64>,
-    /// The peak of each request, in bytes, in the order of their ends: also the peak of what it made after its end, which
-    /// its limit holds for too.
+    /// The peak of each request, in bytes, in the order of their ends: also of what it made after its end, which its
+    /// limit holds for too.
     pub peak_bytes: Vec<u64>,
     /// How long the requests took altogether, in nanoseconds.
     pub duration_ns: u64,

@@ -57,8 +57,8 @@ pub(crate) enum Runs {
     Own { is_in_a_call: bool },
     /// Others', as the standard library's: a small block is not refused to it.
     Others,
-    /// What enters or leaves a block: refused, it would leave a lock locked. Or a loop that reads for a server: refused,
-    /// it would end the connection.
+    /// What enters or leaves a block: refused, it would leave a lock locked. Or a loop that reads for a server:
+    /// refused, it would end the connection.
     AtEnds,
     /// Whoever's, while a module is imported: refused, the module would stay half made for all that come later.
     Imports,

@@ -15,7 +15,8 @@ side_by_side = $(MAKE) --no-print-directory --jobs=2 --output-sync=target SIDE_B
 
 PYTHON ?= python3
 CARGO ?= cargo
-# Tests run side by side, on every processor. One by one: PYTEST_ARGS=, for some of them (metrics have room for 128 names a process).
+# Tests run side by side, on every processor. One by one: PYTEST_ARGS=, for some of them (metrics have room for 128 names
+# a process).
 PYTEST_ARGS ?= -n auto --dist worksteal
 # Those of tests/python often wait, for a child or for a loop's turn: so twice as many at a time as there are processors.
 test-python test-newest test-oldest-numpy: export PYTEST_XDIST_AUTO_NUM_WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 1))')

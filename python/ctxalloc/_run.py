@@ -103,8 +103,8 @@ def _record(path: Path) -> None:
         _RECORDING.append(_native.record(path, one_in=1))
     except (OSError, ValueError) as error:
         raise UsageError(f"--record: {error}") from None
-    _FOR_CHILDREN.update({name: os.environ.get(name) for name in ("CTXALLOC_RECORD", "CTXALLOC_RECORD_ONE_IN")})
-    os.environ["CTXALLOC_RECORD"], os.environ["CTXALLOC_RECORD_ONE_IN"] = str(path.absolute()), "1"
+    for name, value in (("CTXALLOC_RECORD", str(path.absolute())), ("CTXALLOC_RECORD_ONE_IN", "1")):
+        _FOR_CHILDREN[name], os.environ[name] = os.environ.get(name), value
 
 
 def _withdraw_recording(path: Path) -> None:

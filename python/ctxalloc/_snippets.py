@@ -52,11 +52,16 @@ _HANDLERS: Final = ("hugepages", "locked", "aligned64")
 _KEEP: Final = "What a route has beside these terms it keeps:"
 
 
-def _its_own(one: Set) -> str:
-    """What is not written of what a route has."""
+def _its_own(one: Set) -> list[str]:
+    """What is not written of what a route has: one text, or none."""
     kept = [] if one.limit_bytes is not None else ["limit"]
     kept += [] if one.strategy else ["strategy"]
-    return f"and the {' and the '.join(kept)} that it has" if kept else ""
+    return [f"and the {' and the '.join(kept)} that it has"] if kept else []
+
+
+def _noted(line: str, mark: str, notes: Sequence[str]) -> str:
+    """A line with a comment behind it, if there is one to make."""
+    return f"{line}{mark} {', '.join(notes)}" if notes else line
 
 
 def _aligned(strategy: str | None) -> int | None:
@@ -97,11 +102,12 @@ def python(sets: Sequence[Set], kept: Kept | None) -> str:
         terms = f"ctxalloc.request({', '.join(words)})"
         if not is_pattern(one.route):
             by_hand.append(f"# In place of each request of your code that {_whose(one)}:")
-            by_hand.append(f"with {terms}:{f'  # {_its_own(one)}' if _its_own(one) else ''}\n    ...  # the work")
+            by_hand.append(_noted(f"with {terms}:", "  #", _its_own(one)))
+            by_hand.append("    ...  # the work")
         else:
             # An arena is for one request: a function makes each its own.
             row = f"    {one.route!r}: {'lambda scope: ' if one.strategy == 'arena' else ''}{terms},"
-            rows.append(f"{row}  # {_its_own(one)}" if _its_own(one) else row)
+            rows.append(_noted(row, "  #", _its_own(one)))
     text = ["import ctxalloc", "from ctxalloc import strategies", "from ctxalloc.asgi import AllocatorMiddleware", ""]
     if kept is not None:
         text.append(f"ctxalloc.configure(warm_bytes={kept.warm_bytes}, decay_seconds={kept.decay_seconds:g})")
@@ -159,12 +165,11 @@ def _in_rust(one: Set, names: set[str], sources: set[str], shared: list[str]) ->
     return f"{limit}{reserve}{strategy}"
 
 
-def _beside(one: Set) -> str:
+def _beside(one: Set) -> list[str]:
     """What the line of a route does not say."""
-    strategy, kept = one.strategy, _its_own(one)
+    strategy = one.strategy
     is_said = strategy is None or strategy in _RUST or strategy in _RUST_HANDLERS or _aligned(strategy) is not None
-    said = [kept] * bool(kept) + ([] if is_said else [f"and the strategy {strategy}"])
-    return f" // {', '.join(said)}" if said else ""
+    return _its_own(one) + ([] if is_said else [f"and the strategy {strategy}"])
 
 
 def rust(sets: Sequence[Set]) -> str:
@@ -186,7 +191,7 @@ def rust(sets: Sequence[Set]) -> str:
         if key in arms:
             aside.append(f"// {_rust_text(one.route)} is a route that axum does not tell from one above")
             continue
-        arms[key] = f"terms{_in_rust(one, names, sources, shared)},{_beside(one)}"
+        arms[key] = _noted(f"terms{_in_rust(one, names, sources, shared)},", " //", _beside(one))
     uses = [_use(module, found) for module, found in (("source", sources), ("strategy", names)) if found]
     # As they are called in the recording.
     name = 'format!("{} {route}", parts.method)' if any(method != "_" for method, _ in arms) else "route.to_owned()"

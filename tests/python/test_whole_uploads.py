@@ -38,12 +38,11 @@ def answer(port, size):
 
 async def main():
     service = AllocatorMiddleware(app, default=ctxalloc.request(whole=True, limit_bytes=8 * MiB))
-    config = uvicorn.Config(service, port=0, http=sys.argv[1], loop="asyncio", lifespan="off", log_level="error")
+    config = uvicorn.Config(service, http=sys.argv[1], loop="asyncio", lifespan="off", log_level="error")
     server = uvicorn.Server(config)
-    serving = asyncio.create_task(server.serve())
-    while not server.started:
-        await asyncio.sleep(0.01)
-    port = server.servers[0].sockets[0].getsockname()[1]
+    listening = socket.create_server(("127.0.0.1", 0))  # who connects before the server is there waits for it
+    port = listening.getsockname()[1]
+    serving = asyncio.create_task(server.serve([listening]))
     answers = collections.Counter([await asyncio.to_thread(answer, port, 9_000_000) for _ in range(12)])
     assert answers == {b"413": 12}, answers
     assert await asyncio.to_thread(answer, port, 1_000_000) == b"200"

@@ -41,12 +41,12 @@ const FORGOTTEN: [&str; 2] = ["error return without exception set", "returned NU
 #[cold]
 pub(super) fn raise(py: Python<'_>, error: &Bound<'_, PyAny>, refusals: &[Refusal], is_whole: bool) -> PyResult<()> {
     let is_budgets = error.is_instance(&py.get_type::<BudgetExceeded>())?;
-    let is_forgotten = is_whole && (is_forgotten(error)? || is_of_zlib(error)?);
-    if refusals.is_empty() || is_budgets || !(is_forgotten || error.is_instance_of::<PyMemoryError>()) {
+    let is_hidden = is_whole && (is_forgotten(error)? || is_of_zlib(error)?);
+    if refusals.is_empty() || is_budgets || !(is_hidden || error.is_instance_of::<PyMemoryError>()) {
         return Ok(());
     }
     let refusal = match Said::by(error)? {
-        _ if is_forgotten => refusals.first(),
+        _ if is_hidden => refusals.first(),
         Said::Size(size_bytes) => refusals.iter().find(|refusal| fits(refusal, size_bytes)),
         // Its objects and native blocks are counted too, so something was nearly always allocated since; and other
         // libraries have messages of their own.
@@ -109,9 +109,7 @@ fn is_forgotten(error: &Bound<'_, PyAny>) -> PyResult<bool> {
     if !error.is_exact_instance_of::<PySystemError>() {
         return Ok(false);
     }
-    let args = error.getattr(intern!(error.py(), "args"))?; // a getter of C's
-    let said = args.cast_exact::<PyTuple>().ok().and_then(Said::message);
-    Ok(matches!(said, Some(Said::Text(text)) if FORGOTTEN.iter().any(|end| text.ends_with(end))))
+    Ok(Said::of_c(error)?.is_some_and(|text| FORGOTTEN.iter().any(|end| text.ends_with(end))))
 }
 
 /// Whether zlib found no memory, which is -4 of its numbers (`Z_MEM_ERROR`): its module says `zlib.error`.
@@ -122,9 +120,7 @@ fn is_of_zlib(error: &Bound<'_, PyAny>) -> PyResult<bool> {
     if !class.is_some_and(|class| error.get_type().is(&class)) {
         return Ok(false);
     }
-    let args = error.getattr(intern!(py, "args"))?; // a getter of C's
-    let said = args.cast_exact::<PyTuple>().ok().and_then(Said::message);
-    Ok(matches!(said, Some(Said::Text(text)) if text.starts_with("Error -4 ")))
+    Ok(Said::of_c(error)?.is_some_and(|text| text.starts_with("Error -4 ")))
 }
 
 /// What an error says of itself, read without running any Python code.
@@ -147,6 +143,13 @@ impl Said {
         let args = error.getattr(intern!(py, "args"))?;
         let Ok(args) = args.cast_exact::<PyTuple>() else { return Ok(Self::Nothing) };
         Ok(if is_plain { Self::message(args) } else { Self::size(args) }.unwrap_or(Self::Nothing))
+    }
+
+    /// The message of an error whose `args` are a getter of C's.
+    fn of_c(error: &Bound<'_, PyAny>) -> PyResult<Option<String>> {
+        let args = error.getattr(intern!(error.py(), "args"))?;
+        let said = args.cast_exact::<PyTuple>().ok().and_then(Self::message);
+        Ok(if let Some(Self::Text(text)) = said { Some(text) } else { None })
     }
 
     /// Of `MemoryError()` and `MemoryError(text)`.

@@ -24,7 +24,7 @@ def mmap_threshold(plan: Planned, facts: dict[str, Any], shown: Callable[[str], 
 
     ``facts``: of what is replayed, by ``_native._recorded_routes``. StoppedError; FailedError: a replay failed.
     """
-    if not tells(facts):
+    if not _tells(facts):
         return None
 
     def has_too_many(threshold: int | None) -> bool:
@@ -35,7 +35,7 @@ def mmap_threshold(plan: Planned, facts: dict[str, Any], shown: Callable[[str], 
     return next((threshold for threshold in tried if not has_too_many(threshold)), tried[-1])
 
 
-def tells(facts: dict[str, Any]) -> bool:
+def _tells(facts: dict[str, Any]) -> bool:
     """Whether its page faults are known, and the C heap's."""
     return facts["page_faults"] is not None and as_it_is(facts).strategy == BASE
 

@@ -170,21 +170,19 @@ def _with_all_together(
             wanted.append(_together.Wanted(one.route, one.decision.strategy, saved, saved / max(seconds, 1e-9)))
     if not wanted:
         return found
-    together = None
+    together = Together({}, {}, [one.route for one in wanted])
     try:
         told_of = _behind("all routes together: ", shown)
-        threshold = None
-        if _malloc.tells(found.whole):
-            with planned(recording, shown=told_of) as plan:
-                threshold = _malloc.mmap_threshold(plan, found.whole, told_of)
-        for known in _together.tried(recording, wanted, as_they_are, rounds, told_of, mmap_threshold=threshold):
-            together = known
+        with planned(recording, shown=told_of) as plan:
+            threshold = _malloc.mmap_threshold(plan, found.whole, told_of)
+            for known in _together.tried(plan, wanted, as_they_are, rounds, told_of, mmap_threshold=threshold):
+                together = known
     except (StoppedError, KeyboardInterrupt):
         pass
     except FailedError as error:
-        together = _together.Together({}, {}, [one.route for one in wanted], str(error))
-    withdrawn = {} if together is None else together.withdrawn
-    return found._replace(advice=[_withdrawn(one, withdrawn.get(one.route)) for one in found.advice], together=together)
+        together = Together({}, {}, [one.route for one in wanted], str(error))
+    advice = [_withdrawn(one, together.withdrawn.get(one.route)) for one in found.advice]
+    return found._replace(advice=advice, together=together)
 
 
 def _withdrawn(one: Advice, why: str | None) -> Advice:

@@ -61,27 +61,6 @@ def opened(path: Path) -> _Recording:
         raise UsageError(str(error)) from None
 
 
-def measured(
-    recording: _Recording,
-    strategies: Sequence[str],
-    rounds: int,
-    *,
-    route: str | None = None,
-    by_route: Mapping[str, Mapping[str, str]] | None = None,
-    on_one_thread: bool = False,
-    mmap_threshold: int | None = None,
-    shown: Callable[[str], None] = lambda _: None,
-) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The numbers of each replay, as they come: the name of its strategy, and what ``_native._replay`` says.
-
-    ``by_route``: strategies of single routes, by a name that stands for all of them beside the default.
-    ``mmap_threshold``: that of malloc, in bytes, where blocks that went have taught it; None: as a new program has it.
-    StoppedError: interrupted by the user; FailedError: a replay failed.
-    """
-    with planned(recording, route=route, on_one_thread=on_one_thread, shown=shown) as plan:
-        yield from replays(plan, strategies, rounds, by_route=by_route, mmap_threshold=mmap_threshold, shown=shown)
-
-
 class Planned(NamedTuple):
     """What of a recording is replayed."""
 
@@ -121,7 +100,12 @@ def replays(
     mmap_threshold: int | None = None,
     shown: Callable[[str], None] = lambda _: None,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """As ``measured``."""
+    """The numbers of each replay, as they come: the name of its strategy, and what ``_native._replay`` says.
+
+    ``by_route``: strategies of single routes, by a name that stands for all of them beside the default.
+    ``mmap_threshold``: that of malloc, in bytes, where blocks that went have taught it; None: as a new program has it.
+    StoppedError: interrupted by the user; FailedError: a replay failed.
+    """
     for number in range(rounds):
         # Each round in another order: nobody is always the first, or always behind the same one.
         at = number % len(strategies)

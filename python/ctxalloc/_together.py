@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from ctxalloc import _advice
-from ctxalloc._native import _Recording
-from ctxalloc._replay import Measured, Round, measured, median_of, round_of
+from ctxalloc._replay import Measured, Planned, Round, median_of, replays, round_of
 from ctxalloc._text import size_text
 
 AS_THEY_ARE: Final = "as they are"
@@ -55,7 +54,7 @@ class Together(NamedTuple):
 
 
 def tried(
-    recording: _Recording,
+    plan: Planned,
     wanted: list[Wanted],
     as_they_are: Mapping[str, str],
     rounds: int,
@@ -65,14 +64,14 @@ def tried(
 ) -> Iterator[Together]:
     """What is known, from nothing on, better with each that follows: the last one is the answer. FailedError.
 
-    ``as_they_are``: what each route was recorded under. ``mmap_threshold``: as for ``_replay.measured``.
+    ``as_they_are``: what each route was recorded under. ``mmap_threshold``: as for ``_replay.replays``.
     """
     order = sorted(wanted, key=lambda one: -one.saved_seconds)
     names = [one.route for one in order]
     yield Together({}, {}, names)
 
     def with_these(routes: Mapping[str, str]) -> Measured:
-        return _rounds(recording, as_they_are, {**as_they_are, **routes}, rounds, shown, mmap_threshold=mmap_threshold)
+        return _rounds(plan, as_they_are, {**as_they_are, **routes}, rounds, shown, mmap_threshold=mmap_threshold)
 
     every = with_these({one.route: one.strategy for one in order})
     if worse(every, allowed=sum(_advice.paid(one.share) for one in order)) is None:
@@ -115,7 +114,7 @@ def _paying(
 
 
 def _rounds(
-    recording: _Recording,
+    plan: Planned,
     as_they_are: Mapping[str, str],
     advised: Mapping[str, str],
     rounds: int,
@@ -125,7 +124,7 @@ def _rounds(
 ) -> Measured:
     found: Measured = {AS_THEY_ARE: [], ADVISED: []}
     routes = {AS_THEY_ARE: as_they_are, ADVISED: advised}
-    arms = measured(recording, list(routes), rounds, by_route=routes, mmap_threshold=mmap_threshold, shown=shown)
+    arms = replays(plan, list(routes), rounds, by_route=routes, mmap_threshold=mmap_threshold, shown=shown)
     for arm, numbers in arms:
         found[arm].append(round_of(numbers))
     return found

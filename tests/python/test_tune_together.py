@@ -21,7 +21,7 @@ pytestmark = pytest.mark.once
 MiB = 1 << 20
 WANTED = [Wanted("b", "hugepages", 2.0, 0.1), Wanted("c", "arena", 1.0, 0.05), Wanted("a", "pool", 3.0, 0.15)]
 NOTHING: Any = None
-"""In place of a recording: what replays it is not asked."""
+"""In place of a plan: what replays it is not asked."""
 THEIRS = {"a": "default", "b": "default", "c": "pool", "d": "pool"}
 """What they were recorded under."""
 
@@ -32,7 +32,7 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[dict[str, str]] = []
         self.stops_at: int | None = None
-        monkeypatch.setattr(_together, "measured", self.measured)
+        monkeypatch.setattr(_together, "replays", self.replays)
 
     def cpu(self, _routes: Mapping[str, str]) -> float:
         return 1.0
@@ -40,9 +40,9 @@ class Machine:
     def peak_bytes(self, _routes: Mapping[str, str]) -> int | None:
         return 100 * MiB
 
-    def measured(
+    def replays(
         self,
-        _recording: Any,
+        _plan: Any,
         arms: list[str],
         rounds: int,
         *,
@@ -265,8 +265,8 @@ def test_a_replay_that_fails_is_told(machine: Machine, monkeypatch: pytest.Monke
         raise FailedError("the strategy has no memory")
         yield
 
-    monkeypatch.setattr(machine, "measured", fails)
-    monkeypatch.setattr(_together, "measured", fails)
+    monkeypatch.setattr(machine, "replays", fails)
+    monkeypatch.setattr(_together, "replays", fails)
     with pytest.raises(FailedError, match="no memory"):
         answers()
 

@@ -67,26 +67,28 @@ def run(
         option = "--record" if limit is None else "--limit"
         raise UsageError(f"{option} goes with one of {', '.join(STRATEGIES)}, not with --handler {handler}")
     request: _native.Request | None = None
+    nothing_ran = contextlib.ExitStack()
     if record is not None:
         _record(record)
+        nothing_ran.callback(_withdraw_recording, record)
     if limit is not None or whole or record is not None:
         strategy = None if whole and handler is None else STRATEGIES[handler or "default_allocator"]()
         # A recording has names, and no paths.
         name = program.name if record is None else Path(program.name).name
         request = _begun(name, limit, strategy, whole=whole)
-        _carry()
+        nothing_ran.callback(_carry())
     elif handler is not None:
         _native.set_handler(handler)
-        _carry()
+        nothing_ran.callback(_native.set_handler, None)
+        nothing_ran.callback(_carry())
     counted_whole = _Whole(request) if whole and request is not None else None
     ending = None if report is None else _report_at_the_end(program, handler, limit, report, counted_whole)
+    if ending is not None:
+        nothing_ran.callback(ending.withdraw)
     try:
         status = _status_of(program, request)
     except UsageError:
-        if ending is not None:
-            ending.withdraw()
-        if record is not None:
-            _withdraw_recording(record)
+        nothing_ran.close()
         raise
     if ending is not None:
         ending.status = status
@@ -379,8 +381,11 @@ def _of_the_program(trace: TracebackType | None) -> TracebackType | None:
 _OWN_FILES: Final = frozenset({__file__, _program.__file__, "<frozen runpy>"})
 
 
-def _carry() -> None:
-    """Threads that the program starts have their starter's selection: else they would begin with NumPy's default."""
+def _carry() -> Callable[[], None]:
+    """Threads that the program starts have their starter's selection: else they would begin with NumPy's default.
+
+    What it gives undoes it.
+    """
     start = threading.Thread.start
 
     def start_carrying(thread: threading.Thread) -> None:
@@ -397,6 +402,7 @@ def _carry() -> None:
         start(thread)
 
     threading.Thread.start = start_carrying  # type: ignore[method-assign, assignment] # its name differs
+    return functools.partial(setattr, threading.Thread, "start", start)
 
 
 def _print(  # noqa: PLR0917 - one call

@@ -13,6 +13,7 @@ import itertools
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Awaitable, Callable, Generator, Iterator
 from types import ModuleType
 from typing import Any
@@ -40,11 +41,12 @@ def pytest_runtest_call() -> Generator[None]:
 
 @pytest.fixture(autouse=True)
 def nothing_is_selected() -> Iterator[None]:
-    """A test that leaves a handler selected, or a variable set, would change what the next one sees."""
+    """A test that leaves a handler selected, a variable set or threads changed would change what the next one sees."""
     assert ctxalloc.current().name == "default_allocator"
-    before = environment()
+    before, start = environment(), threading.Thread.start
     yield
     assert environment() == before, "the test left the environment another one"
+    assert threading.Thread.start is start, "the test left threads that begin otherwise"
     left = ctxalloc.current().name
     ctxalloc.set_handler(None)
     assert left == "default_allocator", f"the test left {left!r} selected"

@@ -50,8 +50,9 @@ def test_a_library_that_survives_is_held_to_the_limit(name):
         else:
             raise AssertionError(request.stats)
         assert request.stats.peak_bytes <= 13 * MiB, request.stats
-        # One small object, where Python itself asks for them.
-        assert request.stats.whole.granted <= (name in {{'list', 'dict', 're'}}), request.stats
+        # One small object, where Python itself asks for them: so does a module that Python was built with (Debian's).
+        is_python = name in {{'list', 'dict', 're'}} or f'_{{name}}' in sys.builtin_module_names
+        assert request.stats.whole.granted <= is_python, request.stats
         base = kept = None
         gc.collect()
         assert request.stats.live_bytes < 300 * KiB, request.stats

@@ -10,7 +10,8 @@
 //!   many bytes.
 //! - In a whole request any other MemoryError comes from the last refusal. So does the SystemError that CPython raises
 //!   where it finds that it failed without an exception: `compile` sets none, and the unwinding of deep recursion
-//!   clears the one that there was where it gets no memory for a frame. And zlib's error that says `Z_MEM_ERROR`.
+//!   clears the one that there was where it gets no memory for a frame. And the [errors of their own](OWN) by which
+//!   libraries say that there was no memory.
 //! - An error with any other message was raised by the program, or by another library. It is left as it is.
 //!
 //! None of its code is run to find that out: `str(error)` of NumPy's is Python code, in which a signal's handler may
@@ -37,12 +38,30 @@ const OF_NUMPY: [&str; 2] = ["cannot allocate memory for array", "cannot allocat
 /// How CPython's messages end where a function failed without an exception.
 const FORGOTTEN: [&str; 2] = ["error return without exception set", "returned NULL without setting an exception"];
 
+/// Errors of their own by which libraries say that there was no memory: the module and the name of the class, and what
+/// their message has. Each is proved by a test (`tests/whole/test_limits.py`, `tests/python/test_whole_uploads.py`).
+const OWN: &[(&str, &str, &str)] = &[
+    ("zlib", "error", "Error -4 "), // Z_MEM_ERROR
+    ("pyexpat", "ExpatError", "out of memory"),
+    ("xml.etree.ElementTree", "ParseError", "out of memory"),
+    // libxml2 got no memory for its report either.
+    ("lxml.etree", "XMLSyntaxError", "unknown error"),
+    ("pandas.errors", "ParserError", "C error: out of memory"),
+    // So it says where `read()` raised an exception that had no value yet, as C's MemoryError.
+    ("pandas.errors", "ParserError", "C error: Calling read(nbytes) on source failed"),
+    ("cv2", "error", ":Insufficient memory)"),
+    ("builtins", "RuntimeError", "DefaultCPUAllocator: "), // PyTorch's
+];
+
 /// Raises BudgetExceeded from `error` if it comes from one of these refusals, the youngest of which is first.
 #[cold]
 pub(super) fn raise(py: Python<'_>, error: &Bound<'_, PyAny>, refusals: &[Refusal], is_whole: bool) -> PyResult<()> {
+    if refusals.is_empty() {
+        return Ok(());
+    }
     let is_budgets = error.is_instance(&py.get_type::<BudgetExceeded>())?;
-    let is_hidden = is_whole && (is_forgotten(error)? || is_of_zlib(error)?);
-    if refusals.is_empty() || is_budgets || !(is_hidden || error.is_instance_of::<PyMemoryError>()) {
+    let is_hidden = is_whole && (is_forgotten(error)? || is_own(error)?);
+    if is_budgets || !(is_hidden || error.is_instance_of::<PyMemoryError>()) {
         return Ok(());
     }
     let refusal = match Said::by(error)? {
@@ -112,15 +131,20 @@ fn is_forgotten(error: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(Said::of_c(error)?.is_some_and(|text| FORGOTTEN.iter().any(|end| text.ends_with(end))))
 }
 
-/// Whether zlib found no memory, which is -4 of its numbers (`Z_MEM_ERROR`): its module says `zlib.error`.
-fn is_of_zlib(error: &Bound<'_, PyAny>) -> PyResult<bool> {
-    let py = error.py();
-    let zlib = module(py, intern!(py, "zlib")).and_then(|zlib| zlib.cast_into_exact::<PyModule>().ok());
-    let class = zlib.map(|zlib| zlib.dict().get_item(intern!(py, "error"))).transpose()?.flatten();
-    if !class.is_some_and(|class| error.get_type().is(&class)) {
-        return Ok(false);
+/// Whether this is one of the [errors of their own](OWN).
+fn is_own(error: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let (py, class) = (error.py(), error.get_type());
+    let is_of = |from: &str, name: &str| -> PyResult<bool> {
+        let found = module(py, &PyString::new(py, from)).and_then(|found| found.cast_into::<PyModule>().ok());
+        let found = found.map(|found| found.dict().get_item(name)).transpose()?.flatten();
+        Ok(found.is_some_and(|found| class.is(&found)))
+    };
+    for &(from, name, said) in OWN {
+        if is_of(from, name)? && Said::of_c(error)?.is_some_and(|text| text.contains(said)) {
+            return Ok(true);
+        }
     }
-    Ok(Said::of_c(error)?.is_some_and(|text| text.starts_with("Error -4 ")))
+    Ok(false)
 }
 
 /// What an error says of itself, read without running any Python code.

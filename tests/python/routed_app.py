@@ -2,15 +2,12 @@
 
 Servers are told `routed_app:starlette`, `:flask_wsgi`, `:django_wsgi`, `:django_asgi`; a test starts them
 (`servers.py`) and compares the headers `x-route` and `x-terms`. Routes overlap, and the rows of the middleware stand in
-another order. As a program it is given a seed and a number of random paths, and walks through Django with them.
+another order.
 """
 
 import asyncio
 import os
-import random
-import sys
 from collections.abc import AsyncIterator
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -155,66 +152,3 @@ TOLD: Any = {"routes": {"/health": None, **{f"/{path}": request() for path in ("
 TOLD["on_end"] = note
 bare = AllocatorMiddleware(Starlette(routes=LEAVES), **TOLD)
 based = AllocatorMiddleware(Starlette(routes=LEAVES, middleware=[Middleware(Passes)]), **TOLD)
-
-
-# ---- Django, without a server ---------------------------------------------------------------------------
-
-PIECES = (
-    "/",
-    "//",
-    "a",
-    "b",
-    "d",
-    "x",
-    "sub",
-    "in",
-    "big",
-    "1-2",
-    "-",
-    "\n",
-    "%2F",
-    "é",
-    ".",
-    "..",
-    ";",
-    "?",
-    " ",
-    "\x85",
-)
-METHODS = ("GET", "HEAD", "POST", "get", "pOST", "OPTIONS", "PUT")
-
-
-def random_path(chance: random.Random) -> str:
-    if chance.random() < 0.5:
-        return "/" * chance.randrange(3) + "".join(chance.choice(PIECES) for _ in range(chance.randrange(6)))
-    path = chance.choice(["/a/b", "/a/c", "/big", "/x/y/z", "/d/1-2", "/q/b", "/sub/in/a", "/sub/in/a/b", "/q"])
-    at = chance.randrange(len(path) + 1)
-    return path[:at] + chance.choice(("", *PIECES)) + path[at:]
-
-
-def walk(seed: int, paths: int) -> None:
-    """Whoever reaches a view has its terms; the routes that were reached are printed."""
-    chance = random.Random(seed)
-    reached = set()
-    for _ in range(paths):
-        answers: list[dict[str, str]] = []
-        asked = {
-            "REQUEST_METHOD": chance.choice(METHODS),
-            "SCRIPT_NAME": chance.choice(["", "", "/api"]),
-            "PATH_INFO": random_path(chance).encode().decode("latin-1"),
-            "SERVER_NAME": "test",
-            "SERVER_PORT": "80",
-            "wsgi.url_scheme": "http",
-            "wsgi.input": BytesIO(),
-        }
-        body = django_wsgi(asked, lambda _, headers, answers=answers: answers.append(dict(headers)))
-        b"".join(body)
-        body.close()
-        if "x-route" in answers[0]:
-            reached.add(answers[0]["x-route"])
-            assert answers[0]["x-terms"] == answers[0]["x-route"], (seed, asked)
-    print(len(reached))
-
-
-if __name__ == "__main__":
-    walk(int(sys.argv[1]), int(sys.argv[2]))

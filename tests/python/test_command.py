@@ -229,18 +229,6 @@ def test_a_table_by_rich_shows_names_as_they_are() -> None:
     assert all(name in out.getvalue() for name in ("of [/b]", "/a[/red]", "[bold]x"))
 
 
-def test_a_profile_is_right_when_blocks_are_resized_and_refused(tmp_path: Path) -> None:
-    path = tmp_path / "resizes.py"
-    path.write_text(
-        "import numpy as np\n"
-        "a = np.zeros(1_000_000, np.uint8)\n"
-        "a.resize(4_000_000, refcheck=False)\n"
-        "a.resize(2_000_000, refcheck=False)\n"
-    )
-    run = ctxalloc("run", "--report", path)
-    assert "3.81 MiB at the peak, 3.81 MiB in 1 array, 1.91 MiB alive at the end, 0 refused" in run.stderr
-
-
 @pytest.mark.parametrize("end", ["", "ctxalloc.set_event_hook(before)\n"], ids=["left", "put back"])
 def test_a_program_with_a_hook_of_its_own_is_said_to_be_incomplete(tmp_path: Path, end: str) -> None:
     path = tmp_path / "hooks.py"

@@ -16,7 +16,7 @@ import ctxalloc_example as example
 from ctxalloc import current, handler_of, set_handler, use
 
 
-@pytest.mark.parametrize("name", HANDLERS)
+@pytest.mark.parametrize("name", ["default_allocator", "pool"])
 def test_an_awaited_coroutine_has_the_tasks_handler_and_callers_context(name: str, run: Any) -> None:
     async def main() -> None:
         set_handler("aligned64")

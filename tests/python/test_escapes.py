@@ -64,22 +64,6 @@ def test_what_the_step_of_asyncio_holds_has_not_escaped(run: Any, *, tells: bool
     assert all(one.stats.peak_bytes >= 8000 for one in reports)
 
 
-def test_a_plain_request_finds_the_truth_too(run: Any) -> None:
-    async def scenario() -> tuple[int, int]:
-        async with request(name=name) as scope:
-            computed = await asyncio.to_thread(np.ones, 1000)
-            del computed
-        async with request(name=name) as other:
-            kept = await asyncio.to_thread(np.ones, 1000)
-        await asyncio.sleep(0.3)
-        del kept
-        return scope.escaped.count, other.escaped.count  # as it was settled
-
-    name = f"plain {next(NUMBERS)}"
-    assert run(scenario()) == (0, 1)
-    assert escapes(name) == (2, 1, 1, 8000)
-
-
 def test_what_is_kept_has_escaped_with_its_blocks(run: Any) -> None:
     kept: list[Any] = []
     reports: list[Report] = []
@@ -176,11 +160,11 @@ ready.wait()
 def test_random_requests_leave_what_a_naive_model_says(run: Any) -> None:
     """Each request computes arrays here and in threads, keeps some, drops the others, at random."""
     chance, name, kept = random.Random(36), f"random {next(NUMBERS)}", list[Any]()
-    expected = [0, 0, 0, 0]
+    expected, ended = [0, 0, 0, 0], list[tuple[ctxalloc.Request, int]]()
 
     async def one() -> None:
         own = list[Any]()
-        async with request(name=name, root=True):
+        async with request(name=name, root=True) as scope:
             for _ in range(chance.randrange(5)):
                 size = chance.randrange(1, 3000)
                 array = (
@@ -196,6 +180,7 @@ def test_random_requests_leave_what_a_naive_model_says(run: Any) -> None:
         expected[2] += len(own)
         expected[3] += sum(array.nbytes for array in own)
         kept.extend(own)
+        ended.append((scope, len(own)))
 
     async def scenario() -> None:
         for _ in range(20):
@@ -203,7 +188,9 @@ def test_random_requests_leave_what_a_naive_model_says(run: Any) -> None:
         await asyncio.sleep(0.3)
 
     run(scenario())
+    kept.clear()
     assert escapes(name) == tuple(expected)
+    assert [scope.escaped.count for scope, _ in ended] == [count for _, count in ended]  # as it was settled
 
 
 def test_a_request_of_a_thread_without_a_loop_is_settled_at_its_end() -> None:

@@ -91,41 +91,16 @@ def test_a_handler_may_be_adopted_under_another_name(fresh_name: Callable[[], st
         adopt(foreign.capsule, name=own)
 
 
-@pytest.mark.parametrize("function", ["malloc", "calloc", "realloc", "free"])
 @pytest.mark.usefixtures("the_table_is_unchanged")
-def test_a_missing_function_is_refused_by_name(function: str) -> None:
-    foreign = ForeignHandler(f"lacks {function}", missing=(function,))
-    with pytest.raises(ctxalloc.RegistrationError, match=f"'lacks {function}' has no {function} function; NEP 49"):
+def test_a_missing_function_is_refused_by_name() -> None:
+    foreign = ForeignHandler("lacks realloc", missing=("realloc",))
+    with pytest.raises(ctxalloc.RegistrationError, match="'lacks realloc' has no realloc function; NEP 49"):
         adopt(foreign.capsule)
     with foreign.selected():  # NumPy takes it, and would crash on it
-        with pytest.raises(ctxalloc.RegistrationError, match=f"has no {function} function"):
+        with pytest.raises(ctxalloc.RegistrationError, match="has no realloc function"):
             current()
-        with pytest.raises(ctxalloc.RegistrationError, match=f"has no {function} function"):
+        with pytest.raises(ctxalloc.RegistrationError, match="has no realloc function"):
             example.handler_here()
-
-
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [(b"", "must not be empty"), (b"\xff\xfe", "no.*UTF-8"), (b"n" * 127, "not a NUL-terminated UTF-8 string")],
-)
-@pytest.mark.usefixtures("the_table_is_unchanged")
-def test_an_unreadable_name_is_refused(name: bytes, words: str) -> None:
-    foreign = ForeignHandler(name)
-    with pytest.raises(ctxalloc.RegistrationError, match=words if b"\xff" not in name else "UTF-8"):
-        adopt(foreign.capsule)
-
-
-def test_an_unreadable_name_does_not_matter_under_another_name(fresh_name: Callable[[], str]) -> None:
-    for name in (b"", b"\xff\xfe", b"n" * 127):
-        alias = fresh_name()
-        assert adopt(ForeignHandler(name).capsule, name=alias).name == alias
-
-
-@pytest.mark.parametrize("name", ["", "n" * 127, "a\0b"])
-@pytest.mark.usefixtures("the_table_is_unchanged")
-def test_a_bad_alias_is_refused(name: str) -> None:
-    with pytest.raises(ctxalloc.RegistrationError):
-        adopt(ForeignHandler("the alias was bad").capsule, name=name)
 
 
 # Alive as long as capsules with these names are.

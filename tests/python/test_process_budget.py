@@ -1,35 +1,13 @@
 """``Budget.process``: one for the process, whose limit follows the memory that there is. Rust tests what it reads."""
 
 import os
-from pathlib import Path
 
 import pytest
 from subprocesses import says
 
-from ctxalloc import Budget, GiB, MiB, _native
+from ctxalloc import Budget, GiB
 
 pytestmark = [pytest.mark.once, pytest.mark.any_numpy]
-
-
-def tree(root: Path, **files: str) -> str:
-    for name, text in files.items():
-        path = root / name.replace("__", "/").replace("dot", ".")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return str(root)
-
-
-def test_the_limits_are_those_of_the_tree_below_the_root(tmp_path):
-    assert _native._system_limits(str(tmp_path)) == (None, None, None)
-    root = tree(
-        tmp_path,
-        proc__meminfo="MemTotal: 1024 kB\n",
-        proc__self__cgroup="0::/a/b\n",
-        sys__fs__cgroup__a__memorydotmax="524288\n",
-        sys__fs__cgroup__a__b__memorydotmax="max\n",
-        sys__fs__cgroup__a__b__memorydothigh="262144\n",
-    )
-    assert _native._system_limits(root) == (MiB, MiB // 2, MiB // 4)
 
 
 def test_its_limit_is_a_share_of_what_there_is():
@@ -60,19 +38,6 @@ except ctxalloc.BudgetExceeded as error:
     print(error.budget)
 """
     assert says(code) == "process"
-
-
-def test_a_limit_that_is_set_by_hand_stays():
-    code = """
-import ctxalloc, numpy, time
-process = ctxalloc.Budget.process("auto")
-with ctxalloc.request(budget=process):
-    held = numpy.ones(1000)
-    process.limit_bytes = 50_000
-    time.sleep(1)                         # what is followed is read every 250 ms
-print(process.limit_bytes)
-"""
-    assert says(code) == "50000"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")

@@ -28,17 +28,6 @@ def by_site(profile: _profile.Profile) -> dict[str, tuple[int, int]]:
     return {name: (sums.at_peak_bytes, sums.live_bytes) for name, sums in found if name.startswith("site")}
 
 
-def test_the_peak_is_the_sites_that_had_most_together() -> None:
-    first, second = site(0), site(1)
-    with _profile.profiled() as profile:
-        kept = [first(1 << 20) for _ in range(100)]
-        kept.clear()
-        kept = [second(1 << 20) for _ in range(101)]
-        kept.clear()
-    assert by_site(profile) == {"site0": (0, 0), "site1": (101 << 20, 0)}
-    assert profile.all.at_peak_bytes == profile.all.peak_bytes == 101 << 20
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_a_profile_agrees_with_a_naive_one(seed: int) -> None:
     chance = random.Random(seed)

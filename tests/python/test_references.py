@@ -70,6 +70,12 @@ def unknown() -> None:
         use("no such handler")
 
 
+def whole_request() -> None:
+    with ctxalloc.request(limit_bytes=100, strict=True) as scope:
+        _ = (scope.stats, scope.handler, scope.budget, current(), scope.handler.capsule)
+    _ = scope.escaped
+
+
 ACTIONS: dict[str, Callable[[], Any]] = {
     "use": lambda: use("aligned64"),
     "nested blocks": nested,
@@ -93,6 +99,7 @@ ACTIONS: dict[str, Callable[[], Any]] = {
     "a decorated generator": lambda: list(generator()),
     "a generator that is not finished": lambda: next(generator()),
     "decorating": lambda: use("aligned64")(lambda: None),
+    "a request, and what it says": whole_request,
     "Rust": example.handler_here,
 }
 

@@ -156,6 +156,7 @@ ADAPTERS: dict[str, Callable[[Any], Answer]] = {
     "fastapi": lambda options: fastapi_in(options, is_async=True, is_added=True),
     "fastapi, a function": lambda options: fastapi_in(options, is_async=False, is_added=True),
     "fastapi, around it": lambda options: fastapi_in(options, is_async=True, is_added=False),
+    "fastapi, a function, around it": lambda options: fastapi_in(options, is_async=False, is_added=False),
     "wsgi": wsgi,
     "wsgi, a stream": wsgi_stream,
     "flask": flask_in,

@@ -1,7 +1,6 @@
 """Django under `ctxalloc.django`: views of both kinds, streams, refusals, by ASGI and by WSGI. No server."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -19,13 +18,12 @@ from asgiref.sync import sync_to_async  # noqa: E402
 from django.conf import settings  # noqa: E402
 
 import ctxalloc  # noqa: E402
-from ctxalloc import Budget, MiB, current, current_request, request  # noqa: E402
+from ctxalloc import MiB, current, current_request, request  # noqa: E402
 from ctxalloc.asgi import Report  # noqa: E402
 
 pytestmark = pytest.mark.any_numpy
 
 django_reports: list[Report] = []
-tenant_of_django = Budget(5 * MiB, name="tenant")
 
 
 SETTINGS: dict[str, Any] = {
@@ -41,7 +39,6 @@ SETTINGS: dict[str, Any] = {
             "/own/{kind}": request(limit_bytes=MiB),
             "/pool": "pool",
         },
-        "tenant": lambda _: tenant_of_django,
         "on_end": lambda _, report: django_reports.append(report),
     },
 }
@@ -107,11 +104,6 @@ async def async_big_view(request: Any) -> HttpResponse:
     return HttpResponse("never")
 
 
-def busy_view(request: Any) -> HttpResponse:
-    kept = [np.empty(MiB, np.uint8) for _ in range(3)]
-    return HttpResponse(str(len(kept)))
-
-
 async def awaited(held: Any) -> HttpResponse:
     await asyncio.sleep(0)
     return HttpResponse(np.empty(2 * MiB, np.uint8).tobytes() + held.tobytes())
@@ -131,7 +123,6 @@ urlpatterns = [
     path("own/sync", big_view),
     path("own/async", async_big_view),
     path("own/busy", async_busy_view),
-    path("busy", busy_view),
     path("pool", lambda request: HttpResponse(current().name)),
 ]
 
@@ -173,20 +164,6 @@ def test_djangos_streams_are_in_the_request_to_their_end(ask: Any, kind: str) ->
     django_reports.clear()
     assert ask(f"/stream/{kind}")[2] == b"/stream/{kind} " * 3
     assert [(report.outcome, report.stats.total_bytes) for report in django_reports] == [("completed", 3000)]
-
-
-@pytest.mark.parametrize("ask", [by_asgi, by_wsgi])
-def test_a_refusal_in_a_view_of_django_is_answered(ask: Any) -> None:
-    django_reports.clear()
-    with request(budget=tenant_of_django):
-        others = np.empty(4 * MiB, np.uint8)
-    for where, wanted in [("/own/sync", 413), ("/own/async", 413), ("/own/busy", 413), ("/busy", 429)]:
-        status, headers, body = ask(where)
-        assert (status, headers["content-type"]) == (wanted, "application/problem+json")
-        assert json.loads(body)["status"] == wanted
-    del others
-    assert [(report.outcome, report.escaped.bytes) for report in django_reports] == [("refused", 0)] * 4
-    django_reports.clear()
 
 
 class Greedy:

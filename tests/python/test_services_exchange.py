@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from asgi_calls import Client, Message, Scope, answer, http
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import ctxalloc
@@ -30,6 +30,7 @@ def expression(route: str) -> str:
     return "".join(kinds.get(piece, re.escape(piece)) for piece in pieces)
 
 
+@settings(max_examples=300, deadline=None)
 @given(parts=st.lists(PARTS, max_size=7), path=PATHS)
 @example(parts=["{x}", "a", "{x}"], path="aaa")
 @example(parts=["{y:path}", "/", "a"], path="a/a/a")

@@ -11,7 +11,7 @@ import pytest
 flask = pytest.importorskip("flask")
 pytest.importorskip("starlette")
 
-from asgi_calls import Client, call, http  # noqa: E402
+from asgi_calls import Client, http  # noqa: E402
 from starlette.applications import Starlette  # noqa: E402
 from starlette.requests import Request as HttpRequest  # noqa: E402
 from starlette.responses import PlainTextResponse  # noqa: E402
@@ -118,8 +118,3 @@ def test_a_refusal_that_flasks_handler_answers_is_refused(is_told: bool) -> None
     (report,) = reports
     assert (report.outcome, report.status) == ("refused", 413)
     assert isinstance(report.error, BudgetExceeded)
-
-
-def test_with_the_usual_answer_nothing_is_told_twice() -> None:
-    client = asyncio.run(call(AllocatorMiddleware(Starlette(routes=[Route("/", large)]), default=SMALL), http("/")))
-    assert client.status == 413

@@ -11,14 +11,13 @@ fastapi = pytest.importorskip("fastapi")
 
 from asgi_calls import call, http, websocket  # noqa: E402
 from starlette.applications import Starlette  # noqa: E402
-from starlette.background import BackgroundTask  # noqa: E402
 from starlette.requests import Request as HttpRequest  # noqa: E402
 from starlette.responses import PlainTextResponse  # noqa: E402
 from starlette.routing import BaseRoute, Mount, Route, WebSocketRoute  # noqa: E402
 from starlette.websockets import WebSocket  # noqa: E402
 
 import ctxalloc  # noqa: E402
-from ctxalloc import Budget, MiB, request  # noqa: E402
+from ctxalloc import MiB, request  # noqa: E402
 from ctxalloc.asgi import AllocatorMiddleware  # noqa: E402
 
 pytestmark = pytest.mark.once
@@ -33,45 +32,6 @@ async def large(_: HttpRequest) -> PlainTextResponse:
 
 async def other(_: HttpRequest) -> PlainTextResponse:
     return PlainTextResponse("other")
-
-
-@pytest.mark.parametrize("part", ["a", LONG])
-@pytest.mark.parametrize(
-    "terms",
-    [
-        request(budget=Budget(MiB, name="renders")),
-        request(budget=Budget(MiB, name="renders"), limit_bytes=2048 * MiB),
-        lambda _: SMALL,
-    ],
-)
-@pytest.mark.parametrize(
-    ("route", "rest"),
-    [("/d/{a}-{b}", "-b"), ("/d/{a:path}/{b}", "/b"), ("/d/{a:path}/raw", "/raw"), ("/d/{a}-{b}.{c}", "-b.c")],
-)
-def test_a_long_path_has_the_terms_of_its_own_route(route: str, rest: str, terms: Any, part: str) -> None:
-    app = Starlette(routes=[Route(route, large), Route("/{rest:path}", other)])
-    service = AllocatorMiddleware(app, routes={"/{rest:path}": LARGE, route: terms})
-    assert asyncio.run(call(service, http(f"/d/{part}{rest}"))).status in {413, 503}
-
-
-def test_a_long_path_has_its_own_after_end() -> None:
-    made = []
-
-    def work() -> None:
-        try:
-            made.append(np.zeros(100 * MiB, np.uint8).nbytes)
-        except MemoryError:
-            made.append(0)
-
-    async def view(_: HttpRequest) -> PlainTextResponse:
-        return PlainTextResponse("", background=BackgroundTask(work))
-
-    app = Starlette(routes=[Route("/d/{a}-{b}", view), Route("/{rest:path}", other)])
-    detached = request(limit_bytes=MiB // 2, after_end="detach")
-    service = AllocatorMiddleware(app, routes={"/d/{a}-{b}": SMALL, "/{rest:path}": detached})
-    for part in ("a", LONG):
-        asyncio.run(call(service, http(f"/d/{part}-b")))
-    assert made == [0, 0]
 
 
 def test_a_long_path_to_a_view_without_a_row_has_the_default() -> None:

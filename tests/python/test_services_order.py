@@ -1,8 +1,8 @@
-"""Whoever reaches a view has that view's terms, also where routes overlap: random tables of routes, in any order.
+"""Whoever reaches a view has that view's terms, on paths strangers choose: random tables of routes that may overlap.
 
 Starlette takes the route that was added first, Django the pattern that stands first, Flask the one that weighs most,
-with hosts, languages, mounts and methods. The naive statement: a request that reaches the view of a route has the terms
-of the row that is written as this route. A failing one prints its seed.
+with hosts, languages, mounts, methods and the paths of an application's root. The naive statement: a request that
+reaches the view of a route has the terms of the row that is written as this route. A failing one prints its seed.
 """
 
 import asyncio
@@ -50,7 +50,28 @@ ROUTES = [
     "/{any}/{number:int}",
     "/a/",
 ]
-PIECES = ["/", "a", "b", "7", "-", "1-2", "//", "\n", "é", "%", "B", ";x", ".."]
+PIECES = [
+    "/",
+    "a",
+    "b",
+    "7",
+    "-",
+    "1-2",
+    "//",
+    "\n",
+    "é",
+    "%",
+    "%0A",
+    "%2f",
+    "B",
+    ";x",
+    ".",
+    "..",
+    "?",
+    " ",
+    "\t",
+    "\x85",
+]
 
 
 def table(chance: random.Random) -> list[str]:
@@ -64,10 +85,19 @@ def path_in(chance: random.Random) -> str:
     return "/" + "".join(chance.choice(pieces) for _ in range(chance.randrange(6)))
 
 
+def is_read_only(route: str) -> bool:
+    return ROUTES.index(route) % 2 == 1
+
+
+def methods_of(route: str) -> list[str]:
+    return ["GET"] if is_read_only(route) else ["GET", "POST"]
+
+
 def rows_of(routes: list[str], chance: random.Random, before: str = "") -> dict[str, Any]:
     """A row for each route, in another order, some with the method."""
-    rows = [before + route for route in chance.sample(routes, len(routes))]
-    return {f"GET {route}" if chance.random() < 0.5 else route: TERMS for route in rows}
+    rows = chance.sample(routes, len(routes))
+    has_method = [is_read_only(route) and chance.random() < 0.7 for route in rows]
+    return {"GET " * only + before + route: TERMS for only, route in zip(has_method, rows, strict=True)}
 
 
 def bare(found: str | None) -> str | None:
@@ -137,7 +167,8 @@ def test_whoever_reaches_overlapping_routes_of_starlette(
     seen = Seen()
     for _ in range(TABLES * ROUNDS):
         routes = table(chance)
-        app, before = make([Route(route, seen.view(before_of(make) + route)) for route in routes], chance)
+        own = before_of(make)
+        app, before = make([Route(one, seen.view(own + one), methods=methods_of(one)) for one in routes], chance)
         rows = rows_of(routes, chance, before)
         service = app if inside else AllocatorMiddleware(app, routes=rows, on_end=seen.on_end)
         if inside:
@@ -146,7 +177,7 @@ def test_whoever_reaches_overlapping_routes_of_starlette(
         async def some(service: Any = service, before: str = before, routes: Any = (routes, list(rows))) -> None:
             for _ in range(REQUESTS):
                 path = before.replace("{tenant}", "a") + path_in(chance)
-                method = chance.choice(["GET", "HEAD"])
+                method = chance.choice(["GET", "HEAD", "POST"])
                 root = chance.choice(["", "", "/api"])
                 scope = http(chance.choice([path, path, root + path]), method)
                 scope |= {"root_path": root, "headers": [(b"host", b"A.test")]}
@@ -179,14 +210,14 @@ def test_whoever_reaches_overlapping_routes_of_flask() -> None:
                 seen.served.append(route)
                 return ""
 
-            blueprint.add_url_rule(as_flasks(route), f"view{place}", view)
+            blueprint.add_url_rule(as_flasks(route), f"view{place}", view, methods=methods_of(route))
         app.register_blueprint(blueprint)
         rows = rows_of(routes, chance, before)
         service: Any = WsgiMiddleware(app.wsgi_app, routes=rows, on_end=seen.on_end)
         for _ in range(REQUESTS):
-            path = before + path_in(chance)
+            path = "/" * chance.choice([0, 0, 1, 2]) + before + path_in(chance)
             asked = {
-                "REQUEST_METHOD": chance.choice(["GET", "HEAD", "get", "hEAD"]),
+                "REQUEST_METHOD": chance.choice(["GET", "HEAD", "POST", "get", "hEAD", "pOST", "OPTIONS"]),
                 "SCRIPT_NAME": chance.choice(["", "/api"]),
                 "PATH_INFO": path.encode().decode("latin-1").lstrip("/" if chance.random() < 0.1 else ""),
                 "HTTP_HOST": chance.choice(["a.test", "A.test:80", "test"]),
@@ -246,6 +277,9 @@ def test_whoever_reaches_overlapping_routes_of_django(*, languages: bool) -> Non
             patterns = i18n_patterns(*patterns, prefix_default_language=has_default)
             prefixes = ["/de", "/en" if has_default else ""]
         rows = [row.replace("/", f"{prefix}/", 1) for prefix in prefixes for row in rows_of(routes, chance, before)]
+        methods = ["GET", "HEAD", "get"]
+        if chance.random() < 0.5:
+            methods, rows = ["POST", "pOST", "OPTIONS", "PUT"], [row.removeprefix("GET ") for row in rows]
         options = {"routes": dict.fromkeys(chance.sample(rows, len(rows)), TERMS), "on_end": seen.on_end}
         with override_settings(
             ROOT_URLCONF=tuple(patterns),
@@ -259,7 +293,9 @@ def test_whoever_reaches_overlapping_routes_of_django(*, languages: bool) -> Non
             handler = WSGIHandler()
             for _ in range(REQUESTS):
                 asked = chance.choice(["", "/de", "/en"] if languages else [""]) + before + path_in(chance)
-                environ = RequestFactory().generic(chance.choice(["GET", "HEAD", "get"]), "/").environ
+                asked = "/" * chance.choice([0, 0, 0, 1, 2]) + asked
+                environ = RequestFactory().generic(chance.choice(methods), "/").environ
+                environ["SCRIPT_NAME"] = chance.choice(["", "", "/api"])
                 environ["PATH_INFO"] = asked.encode().decode("latin-1")
                 seen.begin()
                 handler(environ, lambda status, headers, exc_info=None: None).close()

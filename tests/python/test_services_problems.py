@@ -2,7 +2,6 @@
 
 import asyncio
 import copy
-import json
 import pickle
 from typing import Any
 
@@ -11,28 +10,10 @@ import pytest
 from asgi_calls import Client, answer, call, http
 
 import ctxalloc
-from ctxalloc import Budget, BudgetExceeded, MiB, problems, request
+from ctxalloc import Budget, BudgetExceeded, MiB, request
 from ctxalloc.asgi import AllocatorMiddleware
 
 pytestmark = pytest.mark.any_numpy
-
-UNLIMITED = 2**64 - 1
-
-# Whose budget, whether it is a request's limit, its limit, what the request holds, what it asked for, the status. The
-# same table as in src/answer.rs.
-TABLE = [
-    ("other", True, 100, 90, 20, 413),
-    ("other", True, 100, 0, 20, 413),
-    ("tenant", False, 100, 0, 20, 429),
-    ("tenant", False, 100, 80, 20, 429),
-    ("tenant", False, 100, 81, 20, 413),
-    ("tenant", False, 100, 0, 101, 413),
-    ("tenant", True, 100, 0, 20, 429),
-    ("other", False, 100, 0, 20, 503),
-    ("other", False, 100, 81, 20, 413),
-    ("other", False, 0, 0, 1, 413),
-    ("other", False, UNLIMITED, 5, UNLIMITED, 413),
-]
 
 
 def asked(app: Any, path: str = "/", **options: Any) -> Client:
@@ -47,26 +28,6 @@ def makes(*sizes: int) -> Any:
         await answer(send, str(len(held)).encode())
 
     return app
-
-
-@pytest.mark.parametrize("row", TABLE)
-def test_the_answer_says_whether_a_second_try_may_succeed(
-    row: tuple[str, bool, int, int, int, int],
-) -> None:
-    whose, of_request, limit, held, wanted, status = row
-    tenant, other = Budget(name="same"), Budget(name="same")
-    which = {"tenant": tenant, "other": other}[whose]
-    error = BudgetExceeded("same", limit, limit, wanted, held, which.id, of_request)
-
-    async def app(scope: Any, receive: Any, send: Any) -> None:
-        problem = problems.problem(error)
-        assert problem is not None
-        await answer(send, problem.body, problem.status)
-
-    client = asked(app, tenant=lambda _: tenant)
-    assert client.status == json.loads(client.body)["status"] == status
-    if error.never_fits:
-        assert status == 413
 
 
 def test_budgets_of_one_name_are_told_apart() -> None:
@@ -91,26 +52,6 @@ def test_what_one_request_alone_uses_up_is_413_in_a_shared_budget_too() -> None:
     tenant = Budget(16 * MiB, parent=service, name="tenant")
     assert asked(makes(10 * MiB, 10 * MiB), tenant=lambda _: tenant).status == 413
     assert asked(makes(40 * MiB, 40 * MiB), default=request(budget=service)).status == 413
-
-
-def test_what_never_fits_beside_the_guarantees_of_others_is_413() -> None:
-    service = Budget(64 * MiB, name="service")
-    promised = Budget(parent=service, guarantee_bytes=40 * MiB)
-    options = {"default": request(budget=service)}
-    assert asked(makes(10 * MiB, 15 * MiB), **options).status == 413
-    assert asked(makes(10 * MiB, 10 * MiB), **options).status == 200
-    with request(budget=service):
-        others = np.empty(10 * MiB, np.uint8)
-    client = asked(makes(10 * MiB, 10 * MiB), **options)
-    assert (client.status, "retry-after" in client.headers) == (503, True)
-    expected = pytest.raises(BudgetExceeded, match=r"of which 41943040 are guaranteed to others; free")
-    with expected as raised, request(budget=service):
-        np.empty(30 * MiB, np.uint8)
-    for error in (raised.value, pickle.loads(pickle.dumps(raised.value))):
-        assert (error.guaranteed_bytes, error.never_fits) == (40 * MiB, True)
-        assert "guaranteed to others" in str(error)
-    del others, promised, raised, error
-    assert asked(makes(10 * MiB, 15 * MiB), **options).status == 200
 
 
 def test_a_request_inside_or_around_that_is_too_small_is_413() -> None:

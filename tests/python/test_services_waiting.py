@@ -2,7 +2,6 @@
 
 import asyncio
 import io
-import json
 import subprocess
 import sys
 import threading
@@ -85,51 +84,6 @@ def test_requests_wait_in_line_before_the_application_is_called():
     assert called == [(f"/{n}", b"%d" % n) for n in range(9)]
     assert reports.outcomes == ["completed"] * 9
     assert is_as_new(budget)
-
-
-@pytest.mark.parametrize("whose", ["service", "tenant", "never"])
-def test_one_that_gets_no_room_is_refused_and_told(whose):
-    service_budget = Budget(LENGTH)
-    tenant = Budget(LENGTH, parent=service_budget)
-    size = LENGTH + 1 if whose == "never" else 600
-    status = {"service": 503, "tenant": 429, "never": 413}[whose]
-    reports = Reports()
-
-    async def app(scope, receive, send):
-        pytest.fail("there was no room")
-
-    middleware = AllocatorMiddleware(
-        app,
-        routes={"/": request(reserve_bytes=size, timeout=0.02)},
-        tenant=lambda _: tenant,
-        on_end=reports,
-        retry_after_seconds=7,
-    )
-
-    async def main():
-        async with terms(tenant if whose == "tenant" else service_budget, root=True):
-            client = await call(middleware, http())
-            assert (client.status, json.loads(client.body)["status"]) == (status, status)
-            assert client.headers.get("retry-after") == (None if whose == "never" else "7")
-            assert ctxalloc.current_request() is None or ctxalloc.current_request().name != "/"
-
-    asyncio.run(main())
-    assert (reports.outcomes, reports[0].status, reports[0].stats.peak_bytes) == (["refused"], status, 0)
-    assert isinstance(reports[0].error, ctxalloc.NoRoom)
-    assert is_as_new(service_budget)
-
-
-def test_what_never_fits_beside_the_guarantees_of_others_is_413():
-    process = Budget(LENGTH)
-    promised = Budget(parent=process, guarantee_bytes=600)
-    tenant = Budget(LENGTH, parent=process)
-
-    async def app(scope, receive, send):
-        pytest.fail("it can never have as much")
-
-    client = asyncio.run(call(AllocatorMiddleware(app, routes={"/": terms(tenant, 500)}), http()))
-    assert (client.status, client.headers.get("retry-after")) == (413, None)
-    assert (promised.guarantee_bytes, tenant.reserved_bytes) == (600, 0)
 
 
 def test_without_answers_the_error_passes():
@@ -362,18 +316,6 @@ def test_what_replaces_headers_of_wsgi_has_the_exception():
     service({"REQUEST_METHOD": "GET", "PATH_INFO": "/"}, lambda *given: told.append(given))
     assert [len(given) for given in told] == [2, 3]
     assert issubclass(told[1][2][0], MemoryError)
-
-
-def test_one_of_wsgi_that_gets_no_room_is_refused():
-    budget, reports = Budget(LENGTH), Reports()
-    service = WsgiMiddleware(lambda *_: pytest.fail("no room"), routes={"/": terms(budget, timeout=0)}, on_end=reports)
-    with terms(budget, root=True):
-        told, content = wsgi_call(service)
-    assert told[0] == "503 Service Unavailable"
-    assert told[1]["retry-after"] == "1"
-    assert json.loads(content)["status"] == 503
-    assert reports.outcomes == ["refused"]
-    assert is_as_new(budget)
 
 
 DJANGO = """

@@ -1,7 +1,6 @@
 """`ctxalloc.wsgi.AllocatorMiddleware`: a step at a time, and one end. wsgiref's validator is the server's side."""
 
 import gc
-import json
 from collections.abc import Iterable, Iterator
 from typing import Any
 from wsgiref.util import FileWrapper, setup_testing_defaults
@@ -11,7 +10,7 @@ import numpy as np
 import pytest
 
 import ctxalloc
-from ctxalloc import Budget, BudgetExceeded, MiB, current, request
+from ctxalloc import BudgetExceeded, MiB, current, request
 from ctxalloc.asgi import Report
 from ctxalloc.wsgi import AllocatorMiddleware
 
@@ -126,26 +125,6 @@ def test_a_file_goes_to_the_server_as_it_is(tmp_path: Any) -> None:
     body = AllocatorMiddleware(app)(environ, lambda *_: None)
     assert isinstance(body, FileWrapper)
     body.close()
-
-
-@pytest.mark.parametrize("where", ["call", "first step"])
-def test_a_refusal_is_answered_while_nothing_of_the_body_was_sent(where: str) -> None:
-    reports, on_end = collected()
-    tenant = Budget(16 * MiB, name="tenant")
-    size = 20 * MiB if where == "call" else 10
-
-    def app(environ: Environ, start_response: Any) -> Iterable[bytes]:
-        np.empty(size, np.uint8)
-        start_response("200 OK", [])
-        return Stream([], size=20 * MiB)
-
-    server = Server()
-    gc.collect()
-    body = server.get(AllocatorMiddleware(app, tenant=lambda _: tenant, on_end=on_end))
-    assert (server.status, json.loads(body)["status"]) == ("413 Content Too Large", 413)
-    assert [report.outcome for report in reports] == ["refused"]
-    reports.clear()
-    assert tenant.in_use_bytes == 0
 
 
 def test_a_refusal_in_the_middle_of_the_body_passes() -> None:

@@ -20,11 +20,6 @@ from ctxalloc.strategies import Callbacks, Guard, HugePages, Locked, Numa, Share
 SIZES = (1, 7, 100, 1000, 5000, 70_000, 300_000, 5 * ctxalloc.MiB)
 
 
-def kilobytes(text: str, name: str) -> int:
-    """The number behind a name in a file of /proc, in bytes, summed over its lines."""
-    return sum(int(number) * 1024 for number in re.findall(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE))
-
-
 def made(strategy: ctxalloc.strategies.Strategy, fresh_name: Callable[[], str]) -> ctxalloc.Handler:
     return ctxalloc.register(fresh_name(), strategy)
 
@@ -339,15 +334,6 @@ def test_a_missing_callback_is_named(missing: str, nothing: int | None) -> None:
     functions[missing] = nothing
     with pytest.raises(ctxalloc.RegistrationError, match=f"'Callbacks' has no {missing} function"):
         Callbacks(**functions)
-
-
-def test_strategies_say_what_they_are() -> None:
-    assert repr(HugePages()) == "Pool(source=HugePages(reserved=False))"
-    assert repr(SharedMemory()) == "SharedMemory()"
-    assert repr(Guard(align=1, underrun=True)) == (
-        "Guard(align=1, underrun=True, quarantine_bytes=268435456, report=True)"
-    )
-    assert repr(Numa(node=[0], policy="interleave")) == 'Pool(source=NumaPages(nodes=[0], policy="interleave"))'
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from subprocesses import says
 
 import ctxalloc
 from ctxalloc import tracking
-from ctxalloc.strategies import Aligned, Fallback, Faulty, Pool, System, Tracked, Zeroing
+from ctxalloc.strategies import Pool, Tracked
 
 Array = npt.NDArray[np.float64]
 
@@ -48,19 +48,6 @@ def test_live_blocks_are_the_arrays_that_live_the_oldest_first() -> None:
     assert {block.thread_name for block in blocks} == {threading.current_thread().name}
     assert all(0 <= block.age_seconds < 600 and block.task is None and not block.traceback for block in blocks)
     assert all(old.age_seconds >= new.age_seconds for old, new in itertools.pairwise(blocks))
-
-
-def test_a_resized_array_is_the_same_block() -> None:
-    handler = ctxalloc.handler("tracked")
-    with ctxalloc.use(handler):
-        array = make(10)
-        (before,) = handler.live_blocks()
-        array.resize(100_000, refcheck=False)
-    (after,) = handler.live_blocks()
-    assert before == after
-    assert hash(before) == hash(after)
-    assert (before.size_bytes, after.size_bytes) == (80, 800_000)
-    assert before != object()
 
 
 def test_blocks_of_ended_threads_keep_their_names_when_freed_elsewhere() -> None:
@@ -300,27 +287,6 @@ def test_who_does_not_track_says_so() -> None:
         ctxalloc.handler("pool").live_blocks()
     with pytest.raises(ValueError, match="'default_allocator' does not track"):
         tracking.LeakCheck(handler="default_allocator")
-
-
-def test_to_track_what_is_tracked_is_refused_with_the_reason() -> None:
-    with pytest.raises(ValueError, match="its own list would be out of reach"):
-        Tracked(Faulty(Tracked(), every=1000))
-    with pytest.raises(ValueError, match="traceback=-1"):
-        Tracked(traceback=-1)
-    with pytest.raises(TypeError, match="tasks='all'"):
-        Tracked(tasks="all")  # type: ignore[arg-type]
-
-
-def test_tracked_under_and_over_others_tells_users_sizes_and_addresses() -> None:
-    handler = ctxalloc.register("test tracked, composed", Fallback(Faulty(Tracked(Aligned()), every=2), System()))
-    with ctxalloc.use(handler):
-        arrays = [np.empty(size) for size in (1, 2, 3, 4)]  # nothing else allocates on the way
-    found = [(block.size_bytes, block.address) for block in handler.live_blocks()]
-    assert found == [(array.nbytes, array.ctypes.data) for array in arrays[::2]]
-    assert repr(Tracked(System())) == "Tracked(upstream=System)"
-    assert repr(Tracked(System(), traceback=10**9)) == "Tracked(upstream=System, traceback=1000000000)"
-    both = Tracked(System(), traceback=2, tasks=True)
-    assert repr(Zeroing(both)) == "Zeroing(upstream=Tracked(upstream=System, traceback=2, tasks=True))"
 
 
 @pytest.mark.parametrize("name", ["tracked", "test tracked, three frames", "test tracked, tasks"])

@@ -46,18 +46,6 @@ def test_a_generators_scope_does_not_leak_into_its_caller() -> None:
     set_handler(None)
 
 
-def test_a_generator_returns_its_value_and_ends() -> None:
-    def delegates() -> Generator[tuple[int, str], None, str]:
-        return (yield from numbers(2))
-
-    steps = delegates()
-    assert [next(steps), next(steps)] == [(0, "aligned64"), (1, "aligned64")]
-    with pytest.raises(StopIteration) as stop:
-        next(steps)
-    assert stop.value.value == "done in aligned64"
-    assert list(steps) == []
-
-
 def test_what_the_body_selects_lasts_from_step_to_step() -> None:
     @use("aligned64")
     def body() -> Iterator[str]:

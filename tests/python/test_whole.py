@@ -28,33 +28,6 @@ def test_the_first_requests_of_several_threads_are_counted_each():
 
 
 @needs_library
-def test_native_blocks_of_a_kibibyte_and_more_are_exact():
-    check("""
-        libc = without_gil
-        with ctxalloc.request(whole=True) as request:
-            blocks = [libc.malloc(1024), libc.calloc(10, 1000), libc.aligned_alloc(4096, 8192),
-                      libc.aligned_alloc(1 << 21, 5000), libc.valloc(3000), libc.reallocarray(None, 3, 1111)]
-            place = ctypes.c_void_p()
-            assert libc.posix_memalign(ctypes.byref(place), ctypes.c_size_t(256), ctypes.c_size_t(7777)) == 0
-            blocks.append(place.value)
-            sizes = [1024, 10000, 8192, 5000, 3000, 3333, 7777]
-            aligns = [16, 16, 4096, 1 << 21, 4096, 16, 256]
-            for block, size, align in zip(blocks, sizes, aligns):
-                assert block % align == 0 and libc.malloc_usable_size(block) >= size
-            large = lambda: request.stats.whole.native_bytes - sum(sizes)
-            small = large()
-            assert 0 <= small < 200 * KiB, small
-            blocks[0] = libc.realloc(blocks[0], 500_000)
-            assert large() == small + 500_000 - 1024
-            blocks[3] = libc.realloc(blocks[3], 300_000)
-            assert large() == small + 500_000 - 1024 + 295_000
-        for block in blocks:
-            libc.free(block)
-        assert request.stats.whole.native_bytes == small
-    """)
-
-
-@needs_library
 def test_an_object_above_512_bytes_is_exact_and_an_array_counts_once():
     check("""
         for _ in range(50):

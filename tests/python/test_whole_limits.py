@@ -171,31 +171,6 @@ def test_a_program_that_handles_refusals_goes_on_below_its_limit():
 
 
 @needs_library
-def test_a_service_answers_413_and_serves_the_next(tmp_path):
-    check("""
-        import httpx
-        from starlette.applications import Starlette
-        from starlette.responses import PlainTextResponse
-        from starlette.routing import Route
-        from ctxalloc.asgi import AllocatorMiddleware
-        async def greedy(request):
-            return PlainTextResponse(str(len(json.loads(text))))
-        async def modest(request):
-            return PlainTextResponse(str(ctxalloc.current_request().stats.whole is not None))
-        text = json.dumps([{"a": n, "b": "x" * 50} for n in range(200_000)])
-        application = Starlette(routes=[Route("/greedy", greedy), Route("/modest", modest)])
-        served = AllocatorMiddleware(application, default=ctxalloc.request(limit_bytes=16 * MiB, whole=True))
-        async def main():
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(served), base_url="http://t") as client:
-                answers = await asyncio.gather(*[client.get(path) for path in ["/modest", "/greedy"] * 3])
-                return [(one.status_code, one.text[:4]) for one in answers]
-        answers = asyncio.run(main())
-        assert answers[::2] == [(200, "True")] * 3, answers
-        assert all(status in (413, 429, 503) for status, _ in answers[1::2]), answers
-    """)
-
-
-@needs_library
 def test_cpythons_own_loop_gets_its_small_objects():
     """It ended the process where a function's block was NULL (CPython 3.13)."""
     check(

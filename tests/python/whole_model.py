@@ -26,19 +26,32 @@ for name, arguments in {
     "malloc": [SIZE],
     "calloc": [SIZE, SIZE],
     "aligned_alloc": [SIZE, SIZE],
+    "valloc": [SIZE],
     "realloc": [POINTER, SIZE],
     "reallocarray": [POINTER, SIZE, SIZE],
 }.items():
     getattr(libc, name).argtypes, getattr(libc, name).restype = arguments, POINTER
 libc.free.argtypes = [POINTER]
 
-MAKERS = (
-    libc.malloc,
-    lambda size: libc.calloc(1, size),
-    lambda size: libc.aligned_alloc(256, size),
-    lambda size: libc.reallocarray(None, 1, size),
-    lambda size: libc.realloc(None, size),
-)
+
+def posix_memalign(size):
+    place = POINTER()
+    assert libc.posix_memalign(ctypes.byref(place), SIZE(512), SIZE(size)) == 0
+    return place.value
+
+
+# Each with what its blocks are multiples of.
+MAKERS = [
+    (libc.malloc, 16),
+    (lambda size: libc.calloc(1, size), 16),
+    (lambda size: libc.aligned_alloc(256, size), 256),
+    (lambda size: libc.aligned_alloc(1 << 21, size), 1 << 21),
+    (posix_memalign, 512),
+    (libc.valloc, 4096),
+    (lambda size: libc.reallocarray(None, 1, size), 16),
+    (lambda size: libc.realloc(None, size), 16),
+]
+ZEROED = MAKERS[1][0]
 EXACT_FROM = 1024
 
 
@@ -124,11 +137,15 @@ class Program:
         size, kind = self.size(), self.random.randrange(8)
         above = owner.charged()
         if kind < 5:
+            maker, align = self.random.choice(MAKERS)
             if size < EXACT_FROM:
-                self.make_small(owner, size, MAKERS[kind])
+                # For one that is aligned to a page glibc takes more than the model says.
+                self.make_small(owner, size, maker if align <= 256 else libc.malloc)
                 return
-            block = self.exactly(above, [size] * len(above), lambda: MAKERS[kind](size))
-            assert kind != 1 or not any(ctypes.string_at(block, size))
+            block = self.exactly(above, [size] * len(above), lambda: maker(size))
+            assert block % align == 0
+            assert libc.malloc_usable_size(POINTER(block)) >= size
+            assert maker is not ZEROED or not any(ctypes.string_at(block, size))
             mark = self.random.randrange(256)
             ctypes.memset(block, mark, size)
             owner.add("native", size)

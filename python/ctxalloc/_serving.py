@@ -431,6 +431,14 @@ class Serving(Served):
         self.unadmitted = None
 
 
+def closed(close: Callable[[], object]) -> None:
+    """Close what was made for an answer that is not sent. What that raises is logged: a refusal is told instead."""
+    try:
+        close()
+    except Exception:
+        log.exception("what a refused request had made for its answer could not be closed")
+
+
 Step = _ServingStep
 """A stretch of a request's work, with its handler selected: the application's call, or one part of the body."""
 

@@ -97,10 +97,12 @@ class AllocatorMiddleware:
             return self._refused(serving, serving.unadmitted)
         self._note(request, serving)
         with _Ends(serving):
+            response: HttpResponseBase | None = None
             try:
                 with Step(serving):
                     response = self._checked(self.get_response(request))
             except BaseException as error:
+                _drop(response)
                 answer = self._answer_to(serving, error)
                 if answer is None:
                     raise
@@ -119,10 +121,12 @@ class AllocatorMiddleware:
             return self._checked(await self.get_response(request))
         self._note(request, serving)
         with _Ends(serving):
+            response: HttpResponseBase | None = None
             try:
                 with Step(serving):
                     response = self._checked(await self.get_response(request))
             except BaseException as error:
+                _drop(response)
                 answer = self._answer_to(serving, error)
                 if answer is None:
                     raise
@@ -208,6 +212,12 @@ class AllocatorMiddleware:
         content.streaming_content = streamed
         streamed.closing = Closing(serving, response, is_whole=False)
         return response
+
+
+def _drop(response: HttpResponseBase | None) -> None:
+    """Close what a response has open, which was made and is not sent; that the request is over its answer says."""
+    for close in getattr(response, "_resource_closers", ()):
+        _serving.closed(close)
 
 
 class _Ends:

@@ -162,6 +162,9 @@ class _Body:
                 self._content = content = app(environ, self._start)
             self._serving.let_go_of_answered()
         except BaseException as error:
+            close = getattr(self._content, "close", None)
+            if close is not None:  # it was told beyond its limit once this was made
+                _serving.closed(close)
             return self._failed(error)
         return content
 
@@ -205,7 +208,10 @@ class _Body:
     def finish(self, error: BaseException | None) -> None:
         """Close the account."""
         serving = self._serving
-        if error is None and self.is_whole:
+        refused = None if error is None else serving.refusal_of(error)
+        if refused is not None:
+            serving.end("refused", refused)
+        elif error is None and self.is_whole:
             serving.end("completed")
         else:
             serving.end_unanswered(error)

@@ -2,15 +2,21 @@
 //!
 //! What a signal's handler raises may come between any two bytecodes. Here entering is one call and leaving is one, so
 //! no exception of that kind leaves a thread selected in a request that has ended.
+//!
+//! A whole request that was given a block beyond its limit is told here at the latest, before a word of what the step
+//! has made is sent.
 
 use super::lookup::handler_for;
 use super::numpy::Numpy;
-use super::request::serving_variable;
+use super::overdraft::Guard;
+use super::request::{PyRequest, serving_variable};
 use super::token_cell::TokenCell;
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use crate::handler::Handler;
+use pyo3::exceptions::{PyRuntimeError, PyStopAsyncIteration, PyStopIteration, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
+use std::sync::{Mutex, PoisonError};
 
 /// For ``with``: the application's call, or one part of the body. It is entered once.
 #[pyclass(frozen, name = "_ServingStep", module = "ctxalloc._native")]
@@ -20,6 +26,33 @@ pub(super) struct ServingStep {
     mark: TokenCell,
     /// Of the selection.
     token: TokenCell,
+    /// While the step lasts, an exception may be set for its thread.
+    guard: Mutex<Option<Guard>>,
+}
+
+impl ServingStep {
+    /// The request, if it counts the whole of itself.
+    fn whole<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyRequest>>> {
+        let request = self.serving.bind(py).getattr(intern!(py, "request"))?.cast_into::<PyRequest>().ok();
+        Ok(request.filter(|request| request.get().is_whole()))
+    }
+
+    fn begin_guard(&self, py: Python<'_>, handler: Handler) -> PyResult<()> {
+        if self.whole(py)?.is_some() {
+            let guard = Guard::of_block(py, handler)?;
+            *self.guard.lock().unwrap_or_else(PoisonError::into_inner) = guard;
+        }
+        Ok(())
+    }
+
+    fn deselect(&self, py: Python<'_>) -> PyResult<()> {
+        let (Some(token), Some(mark)) = (self.token.take(py), self.mark.take(py)) else { return Ok(()) };
+        match Numpy::get(py)?.selection().reset(&token) {
+            Ok(()) => serving_variable().map_or(Ok(()), |variable| variable.reset(&mark)),
+            Err(error) if error.is_instance_of::<PyValueError>(py) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
 }
 
 #[pymethods]
@@ -27,7 +60,7 @@ impl ServingStep {
     #[new]
     #[pyo3(signature = (serving, /))]
     fn new(serving: Py<PyAny>) -> Self {
-        Self { serving, mark: TokenCell::new(), token: TokenCell::new() }
+        Self { serving, mark: TokenCell::new(), token: TokenCell::new(), guard: Mutex::new(None) }
     }
 
     fn __enter__(&self, py: Python<'_>) -> PyResult<()> {
@@ -43,7 +76,7 @@ impl ServingStep {
             Ok(token) => {
                 self.mark.put(mark);
                 self.token.put(token);
-                Ok(())
+                self.begin_guard(py, handler.get().handler()).inspect_err(|_| _ = self.deselect(py))
             }
             Err(error) => {
                 variable.reset(&mark)?;
@@ -52,20 +85,26 @@ impl ServingStep {
         }
     }
 
-    /// In another Context, where it was thrown away and closed, nothing is selected and nothing changes.
-    #[pyo3(signature = (_kind, _error, _traceback, /))]
+    /// In another Context, where it was thrown away and closed, nothing is selected and nothing changes. BudgetExceeded:
+    /// nobody was told yet of what the request was given beyond its limit.
+    #[pyo3(signature = (_kind, error, _traceback, /))]
     fn __exit__(
         &self,
         py: Python<'_>,
         _kind: &Bound<'_, PyAny>,
-        _error: &Bound<'_, PyAny>,
+        error: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        let (Some(token), Some(mark)) = (self.token.take(py), self.mark.take(py)) else { return Ok(()) };
-        match Numpy::get(py)?.selection().reset(&token) {
-            Ok(()) => serving_variable().map_or(Ok(()), |variable| variable.reset(&mark)),
-            Err(error) if error.is_instance_of::<PyValueError>(py) => Ok(()),
-            Err(error) => Err(error),
+        if let Some(guard) = self.guard.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            guard.end(py);
+        }
+        self.deselect(py)?;
+        let is_done = error.is_none()
+            || error.is_instance_of::<PyStopIteration>()
+            || error.is_instance_of::<PyStopAsyncIteration>();
+        match self.whole(py)? {
+            Some(request) if is_done => request.get().overdraft(false),
+            _ => Ok(()),
         }
     }
 

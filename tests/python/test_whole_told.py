@@ -1,0 +1,135 @@
+"""A server's thread: a whole request that was given more than its limit there is told, whatever it does afterwards.
+
+Before CPython 3.12 only the main thread can be told between two instructions.
+"""
+
+import pytest
+from whole_programs import check, needs_library
+
+pytestmark = needs_library
+
+START = """
+    import collections, hashlib, traceback
+    terms = ctxalloc.request(whole=True, limit_bytes=8 * MiB)
+    outcomes, closed = collections.Counter(), []
+    def take():
+        hashlib.scrypt(b"a", salt=b"b", n=2**14, r=8, p=1, maxmem=64 * MiB)  # OpenSSL's 16 MiB are granted
+    def ended(environ, report):
+        outcomes[environ["PATH_INFO"], report.outcome] += 1
+    def call(service, path):
+        said = []
+        environ = {
+            "REQUEST_METHOD": "GET", "PATH_INFO": path, "SERVER_NAME": "a", "SERVER_PORT": "1",
+            "wsgi.url_scheme": "http", "wsgi.input": io.BytesIO(), "wsgi.errors": sys.stderr,
+        }
+        try:
+            body = service(environ, lambda status, headers, error=None: said.append(status[:3]))
+            try:
+                list(body)
+            finally:
+                getattr(body, "close", int)()
+        except ctxalloc.BudgetExceeded:
+            said.append("raised")
+        return said[-1]
+    # Within a generator, which may be suspended, nothing is raised as the call returns that took too much.
+    SERVERS = {"plain": call, "generator": lambda service, path: next(call(service, path) for _ in "1")}
+"""
+
+
+@pytest.mark.parametrize("server", ["plain", "generator"])
+def test_a_thread_of_a_wsgi_server_is_told(server: str) -> None:
+    check(
+        START
+        + """
+    from ctxalloc.wsgi import AllocatorMiddleware
+
+    class Body:
+        def __init__(self, at):
+            self.at, self.left = at, [b"ok"]
+        def __iter__(self):
+            return self
+        def __next__(self):
+            if self.at == "/each" or (self.at == "/last" and not self.left):
+                take()
+            if not self.left:
+                raise StopIteration
+            return self.left.pop()
+        def close(self):
+            closed.append(self.at)
+            if self.at == "/close":
+                take()
+
+    def app(environ, start_response):
+        at = environ["PATH_INFO"]
+        if at in ("/call", "/list"):
+            take()
+        start_response("200 OK", [])
+        return [b"ok"] if at == "/list" else Body(at)
+
+    service = AllocatorMiddleware(app, default=terms, on_end=ended)
+    answers = {}
+    def serve():
+        for _ in range(5):
+            for path in ("/list", "/call", "/each", "/last", "/close", "/none"):
+                answers.setdefault(path, set()).add(SERVERS[sys.argv[1]](service, path))
+    thread = threading.Thread(target=serve)
+    thread.start()
+    thread.join()
+    whole = {"/list": {"413"}, "/call": {"413"}, "/each": {"413"}, "/last": {"raised"}, "/close": {"raised"}}
+    assert answers == {**whole, "/none": {"200"}}, answers
+    assert outcomes == {**{(path, "refused"): 5 for path in whole}, ("/none", "completed"): 5}, outcomes
+    made = ["/each", "/last", "/close", "/none"] + ["/call"] * (sys.argv[1] == "generator")
+    assert collections.Counter(closed) == dict.fromkeys(made, 5), closed
+    """,
+        server,
+    )
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("server", ["plain", "generator"])
+def test_a_thread_of_djangos_is_told(server: str) -> None:
+    pytest.importorskip("django")
+    check(
+        START
+        + """
+    import django, tempfile
+    from django.conf import settings
+    settings.configure(
+        ROOT_URLCONF=__name__, ALLOWED_HOSTS=["*"], MIDDLEWARE=["ctxalloc.django.AllocatorMiddleware"],
+        CTXALLOC={"default": terms, "on_end": ended}, LOGGING_CONFIG=None, LOGGING={},
+    )
+    django.setup()
+    from django.core.handlers.wsgi import WSGIHandler
+    from django.http import FileResponse, HttpResponse, StreamingHttpResponse
+    from django.urls import path
+
+    def view(request):
+        take()
+        return HttpResponse("x")
+    def file(request):
+        opened.append(tempfile.TemporaryFile())
+        take()
+        return FileResponse(opened[-1])
+    def stream(request):
+        def parts():
+            take()
+            yield b"x"
+        return StreamingHttpResponse(parts())
+
+    opened, answers = [], {}
+    urlpatterns = [path(view.__name__, view) for view in (view, file, stream)]
+    service = WSGIHandler()
+    def serve():
+        for _ in range(20):
+            for at in ("/view", "/file", "/stream"):
+                answers.setdefault(at, set()).add(SERVERS[sys.argv[1]](service, at))
+    thread = threading.Thread(target=serve)
+    thread.start()
+    thread.join()
+    assert answers == {"/view": {"413"}, "/file": {"413"}, "/stream": {"raised"}}, answers
+    assert outcomes == {("/view", "refused"): 20, ("/file", "refused"): 20, ("/stream", "refused"): 20}, outcomes
+    # In a fifth of them the view itself is refused its next small block, before it has made the response.
+    assert sys.argv[1] == "plain" or sum(file.closed for file in opened) >= 5, [file.closed for file in opened]
+    """,
+        server,
+    )

@@ -2,7 +2,6 @@
 
 use super::{KEPT, alone, begin, none_is_present};
 use ctxalloc::metrics::request_counts;
-use ctxalloc::request::AfterEnd;
 use ctxalloc::strategy::{Budget, System, Tracked};
 #[cfg(feature = "tokio")]
 use ctxalloc::task;
@@ -72,22 +71,6 @@ fn an_escape_stays_valid_named_and_charged_to_its_own_request() {
     assert_eq!(budget.in_use_bytes(), 0);
 }
 
-#[test]
-fn an_escape_is_resized_under_the_terms_it_was_made_under() {
-    let _alone = alone();
-    let limited = request().limit_bytes(10_000).begin().unwrap();
-    let budget = limited.budget().clone();
-    let mut escape = limited.run(|| Buffer::copy_from_slice(&[7; 1000])).unwrap();
-    limited.end();
-    escape.resize(9000).unwrap();
-    assert_eq!(budget.in_use_bytes(), 9000);
-    assert!(matches!(escape.resize(10_001), Err(Error::BudgetExceeded { .. })));
-    assert_eq!((escape.len(), escape[999], escape[8999]), (9000, 7, 0));
-    drop(escape);
-    assert_eq!(budget.in_use_bytes(), 0);
-    assert!(none_is_present());
-}
-
 #[cfg(feature = "allocator-api2")]
 #[test]
 fn whatever_still_reaches_an_ended_request_never_touches_the_next_one() {
@@ -151,41 +134,6 @@ fn forgotten_contexts_by_the_million_neither_crash_nor_mix_requests_up() {
     drop(next);
     assert_eq!(request_counts().present, before + 1, "what was forgotten is kept");
     KEPT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-}
-
-#[test]
-fn work_after_the_end_is_charged_refused_or_detached_as_was_said() {
-    let _alone = alone();
-    for after_end in [AfterEnd::Charge, AfterEnd::Refuse, AfterEnd::Detach] {
-        let tenant = Budget::new("tenant", None);
-        let request = request().name("r").budget(&tenant).after_end(after_end).begin().unwrap();
-        let mut late = request.run(Context::copy_current);
-        let mut before = request.run(|| Buffer::zeroed(100).unwrap());
-        request.end();
-        let after = late.run(|| Buffer::zeroed(1000));
-        let charged = match (after_end, &after) {
-            (AfterEnd::Refuse, Err(Error::RequestEnded { request, .. })) => {
-                assert_eq!(request, "r");
-                100
-            }
-            (AfterEnd::Charge, Ok(_)) => 1100,
-            (AfterEnd::Detach, Ok(_)) => 100,
-            other => panic!("{other:?}"),
-        };
-        assert_eq!(tenant.in_use_bytes(), charged);
-        if let Ok(mut after) = after {
-            after.fill(7);
-            after.resize(100_000).unwrap();
-            assert!(after[..1000].iter().all(|&byte| byte == 7));
-            assert_eq!(after.handler().name(), "r");
-            drop(late);
-            drop(after);
-        }
-        before.resize(50).unwrap();
-        assert_eq!(tenant.in_use_bytes(), 50);
-        drop(before);
-        assert_eq!(tenant.in_use_bytes(), 0);
-    }
 }
 
 #[test]

@@ -1,36 +1,9 @@
 //! Limits, overdrafts and budgets: what is charged, to whom, and who is refused.
 
-use super::{alone, begin, error, none_is_present};
+use super::{alone, begin, none_is_present};
 use ctxalloc::request::charge_current;
 use ctxalloc::strategy::Budget;
 use ctxalloc::{Buffer, Error, request};
-
-#[test]
-fn a_limit_refuses_and_the_report_says_whose_it_was() {
-    let _alone = alone();
-    let tenant = Budget::new("tenant", Some(3000));
-    let request = request().name("upload").limit_bytes(2000).budget(&tenant).begin().unwrap();
-    let kept = request.run(|| Buffer::zeroed(1500)).unwrap();
-    assert!(request.run(|| Buffer::zeroed(501)).is_err());
-    assert_eq!(tenant.in_use_bytes(), 1500);
-    let own = request.budget();
-    let report = request.end();
-    let expected = error!(BudgetExceeded {
-        budget: "upload",
-        budget_id: own.id(),
-        of_request: true,
-        limit_bytes: 2000,
-        in_use_bytes: 1500,
-        held_bytes: 1500,
-        requested_bytes: 501,
-        chosen_for: None::<String>,
-        guaranteed_bytes: 0usize
-    });
-    assert_eq!(format!("{:?}", report.refusal.unwrap()), expected);
-    assert_eq!(report.stats.refused, 1);
-    drop(kept);
-    assert_eq!(tenant.in_use_bytes(), 0);
-}
 
 #[test]
 fn limits_hold_after_a_hundred_thousand_escapes() {

@@ -81,26 +81,6 @@ fn wanting(budget: &Budget, bytes: usize) -> Admitting {
 }
 
 #[test]
-fn nobody_is_passed_at_a_budget_that_it_waits_for() {
-    let process = Budget::new("process", Some(100));
-    let tenants = ["a", "b"].map(|name| process.child(name, Some(60)));
-    let of_a = ready(&mut wanting(&tenants[0], 50)).unwrap();
-    let mut behind_a = wanting(&tenants[0], 20);
-    assert!(polled(&mut behind_a).is_pending(), "tenant a has 10 left");
-    let of_b = ready(&mut wanting(&tenants[1], 40)).unwrap();
-    let mut large = wanting(&tenants[1], 20);
-    assert!(polled(&mut large).is_pending(), "the process has 10 left");
-    let mut small = wanting(&process, 1);
-    assert!(polled(&mut small).is_pending(), "there is room for it, and somebody waits there already");
-    assert_eq!((process.waiting(), tenants[0].waiting()), (3, 1));
-    drop(of_a);
-    let (behind_a, large) = (soon(&mut behind_a).unwrap(), soon(&mut large).unwrap());
-    let small = soon(&mut small).unwrap();
-    drop((of_b, behind_a, large, small));
-    assert_eq!((process.reserved_bytes(), process.waiting()), (0, 0));
-}
-
-#[test]
 fn one_that_leaves_passes_its_turn_on_and_leaves_no_trace() {
     let process = Budget::new("process", Some(100));
     let held = ready(&mut wanting(&process, 60)).unwrap();

@@ -110,27 +110,6 @@ fn a_guarantee_that_grows_sends_nobody_of_its_budget_away() {
 }
 
 #[test]
-fn a_guarantee_is_there_whatever_others_take() {
-    let process = Budget::new("process", Some(1000));
-    let patient = process.guaranteed_child("patient", Some(600), 400).unwrap();
-    let greedy = process.child("greedy", None);
-    assert_eq!((process.reserved_bytes(), patient.guarantee_bytes(), greedy.guarantee_bytes()), (400, Some(400), None));
-    let taken = greedy.charge(600).unwrap();
-    greedy.charge(1).unwrap_err();
-    let request = request().root().budget(&patient).begin().unwrap();
-    let block = request.run(|| Buffer::zeroed(400)).unwrap();
-    assert!(request.run(|| Buffer::zeroed(1)).is_err(), "beyond it only while there is room");
-    drop(taken);
-    let borrowed = request.run(|| Buffer::zeroed(200)).unwrap();
-    assert!(request.run(|| Buffer::zeroed(1)).is_err(), "its own limit");
-    assert_eq!((process.in_use_bytes(), process.reserved_bytes()), (600, 0));
-    drop((block, borrowed));
-    assert_eq!((process.in_use_bytes(), process.reserved_bytes()), (0, 400));
-    drop((request, patient));
-    ends_with_its_budget(&process);
-}
-
-#[test]
 fn guarantees_that_do_not_fit_are_refused_with_what_does_not() {
     let process = Budget::new("process", Some(1000));
     let division = process.guaranteed_child("division", None, 500).unwrap();
@@ -178,20 +157,6 @@ fn what_others_are_guaranteed_can_never_be_reserved() {
     assert!(polled(&mut waits).is_pending());
     drop(held);
     drop(soon(&mut waits).unwrap());
-}
-
-#[test]
-fn nobody_of_its_own_tenant_passes_one_that_waits_beside_a_guarantee() {
-    let process = Budget::new("process", Some(100));
-    let tenant = process.guaranteed_child("tenant", None, 50).unwrap();
-    let others = process.charge(45).unwrap();
-    let mut large = wanting(&tenant, 60);
-    assert!(polled(&mut large).is_pending(), "50 of its own, and 5 of the 10 others");
-    let mut small = wanting(&tenant, 10);
-    assert!(polled(&mut small).is_pending(), "the guarantee has room, and somebody waits to draw on it");
-    drop(others);
-    drop((soon(&mut large).unwrap(), soon(&mut small).unwrap()));
-    assert_eq!((process.reserved_bytes(), process.waiting()), (50, 0));
 }
 
 #[test]

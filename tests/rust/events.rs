@@ -214,31 +214,6 @@ fn threads_are_heard_while_the_hook_comes_and_goes() {
 }
 
 #[test]
-fn a_struct_that_cannot_be_written_to_is_named_and_works() {
-    // A page that is read-only by the time the hook is set.
-    // SAFETY: a new mapping.
-    let page = unsafe {
-        libc::mmap(null_mut(), 4096, libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0)
-    };
-    let own: *mut PyDataMem_Handler = page.cast();
-    // SAFETY: room for a struct, nobody else's.
-    unsafe { own.write(structure("in a read-only page")) };
-    // SAFETY: our own page, never written to again.
-    assert_eq!(unsafe { libc::mprotect(page, 4096, libc::PROT_READ) }, 0);
-    let c_struct = NonNull::new(own).expect("mapped");
-    // SAFETY: an immortal struct whose functions are the C heap's.
-    let handler = unsafe { adopt(c_struct, Reach::AnyThread, None, Extras::default()) }.expect("a good struct");
-    let turn = Turn::take();
-    assert!(unwatched().is_empty(), "there is no hook");
-    let hearing = turn.hear();
-    assert_eq!(unwatched(), ["in a read-only page"]);
-    let (block, free) = by_struct(handler);
-    // SAFETY: a live block of this handler.
-    unsafe { free(null_mut(), block, 70) };
-    assert_eq!(hearing.heard(), []);
-}
-
-#[test]
 fn past_the_most_that_can_be_watched_handlers_work_unheard() {
     fate_of("child_past_the_most").ended_well();
 }

@@ -52,7 +52,10 @@ fn an_empty_buffer_has_no_block() {
 fn a_failed_resize_leaves_the_buffer_as_it_was() {
     let (owner, strategy) = switched("fails to resize");
     let mut buffer = Buffer::copy_from_slice_in(owner, b"intact").expect("6 bytes");
+    let mut empty = Buffer::zeroed_in(owner, 0).expect("nothing");
     strategy.refuse(true);
+    assert!(empty.resize(10).is_err());
+    assert_eq!((empty.len(), empty.handler()), (0, owner));
     for length in [1, 7, 5000] {
         let refused = error!(OutOfMemory { handler: "fails to resize", requested_bytes: length });
         assert_eq!(refusal(buffer.resize(length)), refused);
@@ -69,15 +72,6 @@ fn a_failed_resize_leaves_the_buffer_as_it_was() {
     assert_eq!(&buffer[..6], b"intact");
     drop(buffer);
     assert_eq!(strategy.live_blocks.load(Ordering::SeqCst), 0);
-}
-
-#[test]
-fn a_failed_resize_from_nothing_leaves_nothing() {
-    let (owner, strategy) = switched("fails from nothing");
-    let mut buffer = Buffer::zeroed_in(owner, 0).expect("nothing");
-    strategy.refuse(true);
-    assert!(buffer.resize(10).is_err());
-    assert_eq!((buffer.len(), buffer.handler()), (0, owner));
 }
 
 #[test]

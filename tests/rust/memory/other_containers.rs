@@ -1,13 +1,13 @@
 //! `ContextAlloc` under containers of other crates: hashbrown's tables, and code written for bumpalo's `&Bump`, which
 //! both use allocator-api2 0.2.
 
-use crate::support::{blue, marked, rounds, switched};
+use crate::support::{blue, marked, rounds};
 use allocator_api2_02::alloc::Allocator;
 use allocator_api2_02::boxed::Box as BoxIn;
 use allocator_api2_02::vec::Vec as VecIn;
 use bumpalo::Bump;
-use ctxalloc::{ContextAlloc, Scratch, request, scope};
-use hashbrown::{DefaultHashBuilder, HashMap, HashSet, HashTable, TryReserveError};
+use ctxalloc::{ContextAlloc, Scratch, scope};
+use hashbrown::{DefaultHashBuilder, HashMap};
 use std::thread;
 
 type Map<K, V> = HashMap<K, V, DefaultHashBuilder, ContextAlloc>;
@@ -31,45 +31,6 @@ fn a_hash_map_stays_with_the_handler_it_was_made_in() {
     assert!(squares.iter().all(|(n, square)| n * n == *square));
     thread::spawn(move || drop((squares, copy))).join().expect("no panic");
     assert_eq!((strategy.live_blocks(), strategy.live_bytes()), (0, 0));
-}
-
-#[test]
-fn a_hash_map_that_is_refused_memory_keeps_what_it_has() {
-    let (owner, strategy) = switched("hash map out of memory");
-    let mut words: Map<&str, u8> = scope(owner, map_here);
-    words.insert("one", 1);
-    strategy.refuse(true);
-    assert!(matches!(words.try_reserve(10_000), Err(TryReserveError::AllocError { .. })));
-    assert_eq!(words.get("one"), Some(&1));
-    strategy.refuse(false);
-    words.reserve(10_000);
-}
-
-#[test]
-fn a_hash_set_is_charged_to_the_request_it_was_made_in() {
-    let upload = request().name("upload").limit_bytes(100_000).begin().expect("no budget refuses");
-    let mut seen: HashSet<u64, DefaultHashBuilder, ContextAlloc> =
-        upload.run(|| HashSet::with_hasher_in(DefaultHashBuilder::default(), ContextAlloc::new()));
-    seen.extend(0..100);
-    assert_eq!(upload.stats().live_bytes, seen.allocation_size(), "all of it, outside of `run` too");
-    assert!(seen.try_reserve(1_000_000).is_err(), "over the limit");
-    drop(seen);
-    assert_eq!(upload.stats().live_bytes, 0);
-}
-
-#[test]
-fn a_hash_table_of_over_aligned_values_is_aligned() {
-    #[repr(align(256))]
-    struct Line(u64);
-    let (owner, strategy) = marked("hash table");
-    let mut lines = HashTable::new_in(ContextAlloc::with_handler(owner));
-    for number in 0..200 {
-        let line = lines.insert_unique(number, Line(number), |line| line.0);
-        assert!(std::ptr::from_ref(line.get()).addr().is_multiple_of(256));
-    }
-    assert!(lines.find(7, |line| line.0 == 7).is_some());
-    drop(lines);
-    assert_eq!(strategy.live_blocks(), 0);
 }
 
 /// What a library writes that takes any allocator of that line.

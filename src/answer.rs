@@ -107,7 +107,6 @@ mod tests {
     const OTHER: u64 = 8;
 
     /// Which budget, whether it is a request's limit, its limit, what the request holds, what it asked for, the answer.
-    /// tests/python/test_services_problems.py has the same table.
     const TABLE: [(u64, bool, usize, usize, usize, Answer); 11] = [
         (OTHER, true, 100, 90, 20, TooLarge),
         (OTHER, true, 100, 0, 20, TooLarge), // of a request inside, or around

@@ -401,4 +401,4 @@ def note_what_django_answers() -> None:
 def _note_refusal(**_: object) -> None:
     here, error = SERVING.get(), sys.exception()
     if here is not None and error is not None:
-        here.refused_by_django = here.refusal_of(error)
+        here.refused_inside = here.refusal_of(error)

@@ -239,7 +239,7 @@ class Served:
     """The client has gone, and ``receive`` or ``send`` has shown it."""
     answered: BaseException | None = None
     """An exception that the framework answers itself, inside of the middleware."""
-    refused_by_django: BudgetExceeded | None
+    refused_inside: BudgetExceeded | None
     """The refusal that Django has made a 500 of."""
     untold: ClassVar[set["Served"]] = set()
     """Those whose ``on_end`` is still to be called. Whoever removes one calls it: ``remove`` succeeds in one thread.
@@ -379,10 +379,11 @@ class Serving(Served):
         "_began",
         "_refusal",
         "answered",
+        "answers",
         "base",
         "handler",
         "is_disconnected",
-        "refused_by_django",
+        "refused_inside",
         "request",
         "route",
         "scope",
@@ -405,7 +406,9 @@ class Serving(Served):
         self.is_disconnected = False
         self._refusal = None
         self.answered = None
-        self.refused_by_django = None
+        self.answers = False
+        """A refusal is answered."""
+        self.refused_inside = None
         self.unadmitted: NoRoom | None = None
         """Why it got no reservation: it is to be refused, and the application not called."""
         if service.on_end is not None and begun is not None:
@@ -427,7 +430,7 @@ class Serving(Served):
         self.scope = None
         self._refusal = None
         self.answered = None
-        self.refused_by_django = None
+        self.refused_inside = None
         self.unadmitted = None
 
 

@@ -251,7 +251,7 @@ class AllocatorMiddleware:
 class _Exchange(Exchange, Served):
     """A request that is being served, and what its server was sent. What is done for each of them is in Rust."""
 
-    __slots__ = ("_before", "_began", "refused_by_django")
+    __slots__ = ("_before", "_began", "refused_inside")
 
     @property
     def is_websocket(self) -> bool:
@@ -319,8 +319,8 @@ class _Exchange(Exchange, Served):
         error = sys.exception()
         if error is not None:
             return self.refusal_of(error)
-        refused = getattr(self, "refused_by_django", None)  # it is there only where Django has told
-        self.refused_by_django = None
+        refused = getattr(self, "refused_inside", None)  # it is there only where Django has told
+        self.refused_inside = None
         return refused
 
     async def answer(self, refused: BudgetExceeded, receive: _Receive) -> bool:

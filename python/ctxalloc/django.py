@@ -145,7 +145,7 @@ class AllocatorMiddleware:
 
     def _instead_of(self, serving: Serving, response: HttpResponseBase) -> HttpResponseBase:
         """The response; or the answer to the refusal that it is the 500 of."""
-        refused = serving.refused_by_django if self._answers and response.status_code == 500 else None
+        refused = serving.refused_inside if self._answers and response.status_code == 500 else None
         if refused is None:
             return response
         serving.close_after(refused)

@@ -80,6 +80,7 @@ class AllocatorMiddleware:
         if not self._is_checked:
             _frameworks.attach(self._service.routes, self._service.rows, self.app)
             _note_what_flask_answers(self.app)
+            _frameworks.note_what_django_answers()
             self._is_checked = True  # now, for other threads
             if self._service.patterns:
                 _routing.warn_of_typos(self._service.patterns, self.app)
@@ -93,7 +94,8 @@ class AllocatorMiddleware:
         environ = {**environ, KEY: serving}
         if serving.request is not None:
             environ[REQUEST_KEY] = serving.request
-        body = _Body(serving, start_response, answers=self._answers and serving.request is not None)
+        serving.answers = self._answers and serving.request is not None
+        body = _Body(serving, start_response)
         content = body.begin(self.app, environ)
         # Without code of the application that runs later there is nothing left to enter.
         if isinstance(content, (list, tuple)) or _is_file(content, environ):
@@ -106,6 +108,7 @@ class AllocatorMiddleware:
 def _note_what_flask_answers(app: _Application) -> None:
     """Have Flask tell the request of an exception of its own that it answers: with 500, or as ``abort(404)`` asks.
 
+    A refusal that no handler of the application's answers is answered here: Flask would log it, and say 500.
     Flask's own frames refer to an ``HTTPException`` that they answer, so what a view had at the ``abort`` would live
     until Python collects garbage.
     """
@@ -121,7 +124,14 @@ def _note_what_flask_answers(app: _Application) -> None:
     @functools.wraps(answers)
     def handle_user_exception(exception: Exception) -> Any:
         _note(found, exception)
-        return answers(exception)
+        try:
+            return answers(exception)
+        except Exception:
+            serving = _serving.serving()
+            problem = problems.problem(exception) if isinstance(serving, Serving) and serving.answers else None
+            if problem is None:
+                raise
+            return problem.body, problem.status, problem.headers
 
     handle_user_exception._is_noted = True  # type: ignore[attr-defined] # noqa: SLF001 - ours
     found.handle_user_exception = handle_user_exception
@@ -142,10 +152,9 @@ def _is_file(content: object, environ: _Environ) -> bool:
 class _Body:
     """The body of an answer, each of whose steps is in the request."""
 
-    def __init__(self, serving: Serving, start_response: _StartResponse, *, answers: bool) -> None:
+    def __init__(self, serving: Serving, start_response: _StartResponse) -> None:
         self._serving = serving
         self._start_response = start_response
-        self._answers = answers
         self._content: Iterable[bytes] = ()
         self._iterator: Iterator[bytes] | None = None
         self._is_sent = False
@@ -160,6 +169,9 @@ class _Body:
             with Step(self._serving):
                 self._serving.check_admitted()
                 self._content = content = app(environ, self._start)
+                refused = self._serving.refused_inside
+                if refused is not None and self._serving.answers and self._serving.status == 500:
+                    raise refused
             self._serving.let_go_of_answered()
         except BaseException as error:
             close = getattr(self._content, "close", None)
@@ -226,7 +238,7 @@ class _Body:
                 serving.end_unanswered(error)
                 raise error
             serving.close_after(error)
-            if not self._answers or self._is_sent:
+            if not serving.answers or self._is_sent:
                 serving.end("refused", refused)
                 if refused is error:
                     raise error

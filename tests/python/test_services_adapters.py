@@ -120,9 +120,11 @@ def wsgi_stream(options: Any) -> Answer:
     return by_wsgi(WsgiMiddleware(app, **options))
 
 
-def flask_in(options: Any) -> Answer:
+def flask_in(options: Any, *, answers_itself: bool) -> Answer:
     app = flask.Flask(__name__)
     app.get("/")(work)
+    if not answers_itself:
+        return by_wsgi(WsgiMiddleware(app.wsgi_app, **options))
 
     @app.errorhandler(MemoryError)
     def refused(error: MemoryError) -> Any:
@@ -143,11 +145,13 @@ def django_in(options: Any, *, is_async: bool, by: str) -> Answer:
 
     with override_settings(
         ROOT_URLCONF=(path("", awaited if is_async else plain),),
-        MIDDLEWARE=["ctxalloc.django.AllocatorMiddleware"],
+        MIDDLEWARE=[] if by == "wsgi, around it" else ["ctxalloc.django.AllocatorMiddleware"],
         CTXALLOC=options,
         ALLOWED_HOSTS=["*"],
         LOGGING_CONFIG=None,
     ):
+        if by == "wsgi, around it":
+            return by_wsgi(WsgiMiddleware(WSGIHandler(), **options))
         return by_wsgi(WSGIHandler()) if by == "wsgi" else by_asgi(ASGIHandler())
 
 
@@ -159,9 +163,11 @@ ADAPTERS: dict[str, Callable[[Any], Answer]] = {
     "fastapi, a function, around it": lambda options: fastapi_in(options, is_async=False, is_added=False),
     "wsgi": wsgi,
     "wsgi, a stream": wsgi_stream,
-    "flask": flask_in,
+    "flask": lambda options: flask_in(options, answers_itself=False),
+    "flask, by a handler": lambda options: flask_in(options, answers_itself=True),
     "django by wsgi": lambda options: django_in(options, is_async=False, by="wsgi"),
     "django by wsgi, a coroutine": lambda options: django_in(options, is_async=True, by="wsgi"),
+    "django in wsgi": lambda options: django_in(options, is_async=False, by="wsgi, around it"),
     "django by asgi": lambda options: django_in(options, is_async=True, by="asgi"),
     "django by asgi, a function": lambda options: django_in(options, is_async=False, by="asgi"),
 }

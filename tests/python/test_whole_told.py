@@ -10,10 +10,10 @@ pytestmark = needs_library
 
 START = """
     import collections, hashlib, traceback
-    terms = ctxalloc.request(whole=True, limit_bytes=8 * MiB)
+    terms = ctxalloc.request(whole=True, limit_bytes=2 * MiB)
     outcomes, closed = collections.Counter(), []
     def take():
-        hashlib.scrypt(b"a", salt=b"b", n=2**14, r=8, p=1, maxmem=64 * MiB)  # OpenSSL's 16 MiB are granted
+        hashlib.scrypt(b"a", salt=b"b", n=2**12, r=8, p=1)  # OpenSSL's 4 MiB are granted
     def ended(environ, report):
         outcomes[environ["PATH_INFO"], report.outcome] += 1
     def call(service, path):
@@ -69,7 +69,7 @@ def test_a_thread_of_a_wsgi_server_is_told(server: str) -> None:
     service = AllocatorMiddleware(app, default=terms, on_end=ended)
     answers = {}
     def serve():
-        for _ in range(5):
+        for _ in range(20):
             for path in ("/list", "/call", "/each", "/last", "/close", "/none"):
                 answers.setdefault(path, set()).add(SERVERS[sys.argv[1]](service, path))
     thread = threading.Thread(target=serve)
@@ -77,9 +77,11 @@ def test_a_thread_of_a_wsgi_server_is_told(server: str) -> None:
     thread.join()
     whole = {"/list": {"413"}, "/call": {"413"}, "/each": {"413"}, "/last": {"raised"}, "/close": {"raised"}}
     assert answers == {**whole, "/none": {"200"}}, answers
-    assert outcomes == {**{(path, "refused"): 5 for path in whole}, ("/none", "completed"): 5}, outcomes
-    made = ["/each", "/last", "/close", "/none"] + ["/call"] * (sys.argv[1] == "generator")
-    assert collections.Counter(closed) == dict.fromkeys(made, 5), closed
+    assert outcomes == {**{(path, "refused"): 20 for path in whole}, ("/none", "completed"): 20}, outcomes
+    counts = collections.Counter(closed)
+    # In a fifth of them the application itself is refused its next small block, before it has made the body.
+    assert counts.pop("/call", 0) >= 5 * (sys.argv[1] == "generator"), closed
+    assert counts == dict.fromkeys(["/each", "/last", "/close", "/none"], 20), closed
     """,
         server,
     )
@@ -128,7 +130,7 @@ def test_a_thread_of_djangos_is_told(server: str) -> None:
     thread.join()
     assert answers == {"/view": {"413"}, "/file": {"413"}, "/stream": {"raised"}}, answers
     assert outcomes == {("/view", "refused"): 20, ("/file", "refused"): 20, ("/stream", "refused"): 20}, outcomes
-    # In a fifth of them the view itself is refused its next small block, before it has made the response.
+    # As above.
     assert sys.argv[1] == "plain" or sum(file.closed for file in opened) >= 5, [file.closed for file in opened]
     """,
         server,

@@ -419,6 +419,11 @@ class Serving(Served):
         if self.unadmitted is not None:
             raise self.unadmitted
 
+    def check_refused_inside(self) -> None:
+        """BudgetExceeded: Django has made a 500 of it."""
+        if self.refused_inside is not None and self.answers and self.status == 500:
+            raise self.refused_inside
+
     def let_go_of_answered(self) -> None:
         """Clear the frames of an exception that was answered inside, all of which are over as the call is."""
         error, self.answered = self.answered, None

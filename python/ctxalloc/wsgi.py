@@ -169,9 +169,7 @@ class _Body:
             with Step(self._serving):
                 self._serving.check_admitted()
                 self._content = content = app(environ, self._start)
-                refused = self._serving.refused_inside
-                if refused is not None and self._serving.answers and self._serving.status == 500:
-                    raise refused
+                self._serving.check_refused_inside()
             self._serving.let_go_of_answered()
         except BaseException as error:
             close = getattr(self._content, "close", None)

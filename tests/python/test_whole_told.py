@@ -33,6 +33,7 @@ START = """
         return said[-1]
     # Within a generator, which may be suspended, nothing is raised as the call returns that took too much.
     SERVERS = {"plain": call, "generator": lambda service, path: next(call(service, path) for _ in "1")}
+    HAS_MADE = sys.argv[1] == "generator" and sys.version_info < (3, 12)
 """
 
 
@@ -79,8 +80,8 @@ def test_a_thread_of_a_wsgi_server_is_told(server: str) -> None:
     assert answers == {**whole, "/none": {"200"}}, answers
     assert outcomes == {**{(path, "refused"): 20 for path in whole}, ("/none", "completed"): 20}, outcomes
     counts = collections.Counter(closed)
-    # In a fifth of them the application itself is refused its next small block, before it has made the body.
-    assert counts.pop("/call", 0) >= 5 * (sys.argv[1] == "generator"), closed
+    # Before 3.12 the application is refused its next small block in a fifth of them, before it has made the body.
+    assert counts.pop("/call", 0) >= 5 * HAS_MADE, closed
     assert counts == dict.fromkeys(["/each", "/last", "/close", "/none"], 20), closed
     """,
         server,
@@ -131,7 +132,7 @@ def test_a_thread_of_djangos_is_told(server: str) -> None:
     assert answers == {"/view": {"413"}, "/file": {"413"}, "/stream": {"raised"}}, answers
     assert outcomes == {("/view", "refused"): 20, ("/file", "refused"): 20, ("/stream", "refused"): 20}, outcomes
     # As above.
-    assert sys.argv[1] == "plain" or sum(file.closed for file in opened) >= 5, [file.closed for file in opened]
+    assert sum(file.closed for file in opened) >= 5 * HAS_MADE, [file.closed for file in opened]
     """,
         server,
     )

@@ -85,8 +85,8 @@ impl ServingStep {
         }
     }
 
-    /// In another Context, where it was thrown away and closed, nothing is selected and nothing changes. BudgetExceeded:
-    /// nobody was told yet of what the request was given beyond its limit.
+    /// In another Context, where it was thrown away and closed, nothing is selected and nothing changes.
+    /// BudgetExceeded: nobody was told yet of what the request was given beyond its limit.
     #[pyo3(signature = (_kind, error, _traceback, /))]
     fn __exit__(
         &self,

@@ -56,9 +56,9 @@ RULES: Final = (
     (f"more memory: 8 MiB, or {MORE_MEMORY:.0%}, or half the share of processor time that it saves, whichever is most"),
     "limit_bytes: 1.5 times the p99.9 of the peaks; reserve_bytes: 1.2 times their p95",
     (
-        "warm_bytes, where routes have a pool: 1.2 times the most bytes alive at one time; decay: "
-        f"{GAPS_IN_DECAY} times the p95 of the gaps between requests that are not above {LONGEST_GAP:.0f} s, at least "
-        f"{DEFAULT_DECAY:.0f} s; 1 s where all gaps are longer"
+        "warm_bytes of each process, where routes have a pool: 1.2 times the most bytes alive at one time in one; "
+        f"decay: {GAPS_IN_DECAY} times the p95 of a process's gaps between requests that are not above "
+        f"{LONGEST_GAP:.0f} s, at least {DEFAULT_DECAY:.0f} s; 1 s where all gaps are longer"
     ),
     f"not known: fewer than {MIN_REQUESTS} requests, or a gain that the spread of the rounds hides",
     (
@@ -212,7 +212,7 @@ def needs_no_replay(route: dict[str, Any]) -> Decision | None:
     if bound < WORTH * seconds and route["peak_live_bytes"] < LESS_MEMORY_BYTES:
         said = (
             f"its blocks can cost at most {bound / requests * 1e6:.1f} us of the {seconds / requests * 1e6:.0f} us of "
-            "a request, and hold less than 1 MiB together, so there is nothing to gain"
+            "a request, and hold less than 1 MiB in a process, so there is nothing to gain"
         )
         return Decision("leave", its.strategy, said, None)
     return None

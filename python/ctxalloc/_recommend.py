@@ -85,7 +85,7 @@ class Found(NamedTuple):
         if not pooled:
             return None
         whole = _advice.sizes_of(self.whole)
-        # At most what all routes had at one time, and at most what each of these had at some time.
+        # At most what all routes had at one time in a process, and at most what each of these had at some time.
         return _snippets.Kept(min(whole.warm_bytes, sum(one.sizes.warm_bytes for one in pooled)), whole.decay_seconds)
 
     @property
@@ -421,7 +421,7 @@ def _print(path: Path, told: dict[str, Any], out: TextIO) -> None:
     else:
         warm = f"warm_bytes={told['warm_bytes']}, decay_seconds={told['decay_seconds']:g}"
         print(file=out)
-        tell(f"{ALL_ROUTES} together: keep {warm} (ctxalloc.configure)")
+        tell(f"{ALL_ROUTES} together: keep {warm} in each process (ctxalloc.configure)")
     if (together := together_text(told)) is not None:
         tell(f"  {together}")
     for where, snippet in told["snippets"].items():

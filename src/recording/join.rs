@@ -183,6 +183,12 @@ impl Joined {
         self.verdicts.capacity() + self.torn.capacity() * 4 + self.merge_bytes + self.bodies.memory_bytes()
     }
 
+    /// Which of the processes a request is of, from 0 on.
+    pub(super) fn process_of(&self, request: u64) -> u32 {
+        let before = self.bodies.numbers.partition_point(|numbers| numbers.requests < request);
+        before.saturating_sub(1) as u32
+    }
+
     /// Whether this request was open where a gap is.
     pub(super) fn is_torn(&self, request: u64) -> bool {
         u32::try_from(request).is_ok_and(|request| self.torn.binary_search(&request).is_ok())

@@ -184,6 +184,14 @@ impl Recording {
         }
     }
 
+    /// Which of its processes a request is of, from 0 on: each has pools and settings of its own.
+    pub(crate) fn process_of(&self, request: u64) -> u32 {
+        match &self.events {
+            Events::Given(_) => 0,
+            Events::Read(joined) => joined.process_of(request),
+        }
+    }
+
     /// When each thread of its events had ended: where that is not told, after the last of its events.
     ///
     /// # Errors

@@ -47,11 +47,12 @@ pub struct Route {
     pub escaped_bytes: u64,
     /// How long after the request's end they were freed, in nanoseconds; without those that never were.
     pub escaped_ns: Vec<u64>,
-    /// The most requests at one time.
+    /// The most requests at one time, in one process.
     pub max_concurrent: u64,
-    /// The most bytes of all its requests, and of what escaped from them, at one time.
+    /// The most bytes of all its requests, and of what escaped from them, at one time, in one process: each has pools
+    /// of its own.
     pub peak_live_bytes: u64,
-    /// The times without a request of it, between two that had some, in nanoseconds.
+    /// The times without a request of it in a process, between two that had some there, in nanoseconds.
     pub gaps_ns: Vec<u64>,
     /// How many requests had each handler, by the name that the recording has for it: `pool`, `System`, `Arena`.
     pub handlers: BTreeMap<String, u64>,
@@ -64,9 +65,16 @@ impl Route {
     }
 }
 
+/// Where what is counted of a request is: its route, and what is there now of all routes, and of its own, in its process.
+#[derive(Debug, Clone, Copy, Default)]
+struct Place {
+    route: usize,
+    now: [usize; 2],
+}
+
 #[derive(Default)]
 struct Open {
-    route: usize,
+    place: Place,
     name: u32,
     handler: u32,
     /// The outermost request around it, or itself.
@@ -122,7 +130,7 @@ pub(crate) struct Summary<'a> {
 
 impl<'a> Summary<'a> {
     pub(crate) fn new(recording: &'a Recording) -> Self {
-        let reader = Reader { routes: vec![Route::default()], now: vec![Now::default()], ..Reader::default() };
+        let reader = Reader { routes: vec![Route::default()], ..Reader::default() };
         Self { recording, reading: Reading::default(), reader }
     }
 
@@ -145,7 +153,7 @@ impl<'a> Summary<'a> {
             if live.is_charge || live.is_late {
                 continue;
             }
-            for route in [0, open.route] {
+            for route in [0, open.place.route] {
                 reader.routes[route].escape(live.bytes);
             }
         }
@@ -162,7 +170,9 @@ impl<'a> Summary<'a> {
 struct Reader {
     /// All together, then each.
     routes: Vec<Route>,
+    /// What is there now, of each route in each process; of all routes together too.
     now: Vec<Now>,
+    now_of: HashMap<(usize, u32), usize>,
     by_name: HashMap<u32, usize>,
     requests: HashMap<u64, Open>,
     blocks: HashMap<u64, Live>,
@@ -179,17 +189,17 @@ impl Reader {
             What::Begin { name, handler, parent } => {
                 let around = self.requests.get(&parent).filter(|open| open.ended_ns.is_none());
                 let is_inside = around.is_some();
-                let (route, root) = match around {
-                    Some(open) => (open.route, open.root),
-                    None => (self.route(name, names), request),
+                let (place, root) = match around {
+                    Some(open) => (open.place, open.root),
+                    None => (self.place_in(recording.process_of(request), name, names), request),
                 };
-                self.requests.insert(request, Open { route, name, handler, root, began_ns: at_ns, ..Open::default() });
+                self.requests.insert(request, Open { place, name, handler, root, began_ns: at_ns, ..Open::default() });
                 if !is_inside {
-                    self.on_each(route, |route, now| now.begin(route, at_ns));
+                    self.on_each(place, |route, now| now.begin(route, at_ns));
                 }
             }
             What::Allocate { block, bytes, zeroed, align } => {
-                let Some((route, root)) = self.place(request) else { return };
+                let Some((place, root)) = self.place(request) else { return };
                 let (is_charge, is_late) = (align == 0, self.requests.get(&root).is_some_and(|open| open.is_settled));
                 self.blocks.insert(block, Live { root, bytes, thread, is_charge, is_late });
                 self.grow(root, bytes);
@@ -197,7 +207,7 @@ impl Reader {
                     return;
                 }
                 let class = u64::BITS - bytes.saturating_sub(1).leading_zeros();
-                self.on_each(route, |route, now| {
+                self.on_each(place, |route, now| {
                     route.blocks += 1;
                     route.zeroed_bytes = route.zeroed_bytes.saturating_add(if zeroed { bytes } else { 0 });
                     *route.sizes.entry(class).or_default() += 1;
@@ -207,13 +217,13 @@ impl Reader {
             What::Resize { block, bytes, moved } => {
                 let Some(live) = self.blocks.get_mut(&block) else { return };
                 let (before, root, is_charge) = (std::mem::replace(&mut live.bytes, bytes), live.root, live.is_charge);
-                let Some((route, _)) = self.place(root) else { return };
+                let Some((place, _)) = self.place(root) else { return };
                 self.shrink(root, before);
                 self.grow(root, bytes);
                 if is_charge {
                     return;
                 }
-                self.on_each(route, |route, now| {
+                self.on_each(place, |route, now| {
                     route.resizes += 1;
                     route.moved += u64::from(moved);
                     now.grow(route, bytes.saturating_sub(before));
@@ -222,12 +232,12 @@ impl Reader {
             }
             What::Free { block } => {
                 let Some(live) = self.blocks.remove(&block) else { return };
-                let Some(&Open { route, ended_ns, is_settled, .. }) = self.requests.get(&live.root) else { return };
+                let Some(&Open { place, ended_ns, is_settled, .. }) = self.requests.get(&live.root) else { return };
                 self.shrink(live.root, live.bytes);
                 if live.is_charge {
                     return;
                 }
-                self.on_each(route, |route, now| {
+                self.on_each(place, |route, now| {
                     route.freed_elsewhere += u64::from(live.thread != thread);
                     now.live_bytes = now.live_bytes.saturating_sub(live.bytes);
                     if let Some(ended) = ended_ns.filter(|_| is_settled && !live.is_late) {
@@ -241,21 +251,21 @@ impl Reader {
                 let root = self.requests.get(&request).map(|open| open.root);
                 let Some(open) = root.and_then(|root| self.requests.get_mut(&root)) else { return };
                 open.refused = true;
-                let route = open.route;
+                let place = open.place;
                 if let Some(name) = limited {
-                    self.on_each(route, |route, _| *route.refused_by.entry(name.clone()).or_default() += 1);
+                    self.on_each(place, |route, _| *route.refused_by.entry(name.clone()).or_default() += 1);
                 }
             }
             What::End { sums, page_faults } => {
                 let Some(open) = self.requests.get_mut(&request) else { return };
                 open.ended_ns = Some(at_ns);
                 self.ended.push(thread, request);
-                let (route, is_root) = (open.route, open.root == request);
+                let (place, is_root) = (open.place, open.root == request);
                 let (duration_ns, refused) = (at_ns.saturating_sub(open.began_ns), open.refused || sums.refused > 0);
                 if is_root {
-                    open.peaks = (!refused).then(|| [0, route].map(|at| self.routes[at].peak_bytes.len()));
+                    open.peaks = (!refused).then(|| [0, place.route].map(|at| self.routes[at].peak_bytes.len()));
                     let handler = recording.handlers().get(open.handler as usize).map_or("", String::as_str);
-                    self.on_each(route, |route, now| {
+                    self.on_each(place, |route, now| {
                         now.end(at_ns);
                         route.page_faults = match route.requests {
                             0 => page_faults,
@@ -274,25 +284,32 @@ impl Reader {
         }
     }
 
-    fn route(&mut self, name: u32, names: &[String]) -> usize {
-        *self.by_name.entry(name).or_insert_with(|| {
+    /// Where requests of this name are counted.
+    fn place_in(&mut self, process: u32, name: u32, names: &[String]) -> Place {
+        let route = *self.by_name.entry(name).or_insert_with(|| {
             let name = names.get(name as usize).cloned().unwrap_or_default();
             self.routes.push(Route { name, ..Route::default() });
-            self.now.push(Now::default());
             self.routes.len() - 1
-        })
+        });
+        let now = [0, route].map(|at| {
+            *self.now_of.entry((at, process)).or_insert_with(|| {
+                self.now.push(Now::default());
+                self.now.len() - 1
+            })
+        });
+        Place { route, now }
     }
 
-    /// The route of a request, and the outermost one around it.
-    fn place(&self, request: u64) -> Option<(usize, u64)> {
-        self.requests.get(&request).map(|open| (open.route, open.root))
+    /// Where a request is counted, and the outermost one around it.
+    fn place(&self, request: u64) -> Option<(Place, u64)> {
+        self.requests.get(&request).map(|open| (open.place, open.root))
     }
 
     /// What is made after a request's end may be its peak.
     fn grow(&mut self, root: u64, bytes: u64) {
         let Some(open) = self.requests.get_mut(&root) else { return };
         open.live_bytes = open.live_bytes.saturating_add(bytes);
-        for (at, place) in [0, open.route].into_iter().zip(open.peaks.into_iter().flatten()) {
+        for (at, place) in [0, open.place.route].into_iter().zip(open.peaks.into_iter().flatten()) {
             let peak = &mut self.routes[at].peak_bytes[place];
             *peak = (*peak).max(open.live_bytes);
         }
@@ -303,9 +320,9 @@ impl Reader {
         open.live_bytes = open.live_bytes.saturating_sub(bytes);
     }
 
-    fn on_each(&mut self, route: usize, mut change: impl FnMut(&mut Route, &mut Now)) {
-        for at in [0, route] {
-            change(&mut self.routes[at], &mut self.now[at]);
+    fn on_each(&mut self, place: Place, mut change: impl FnMut(&mut Route, &mut Now)) {
+        for (route, now) in [0, place.route].into_iter().zip(place.now) {
+            change(&mut self.routes[route], &mut self.now[now]);
         }
     }
 }

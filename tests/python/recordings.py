@@ -111,16 +111,16 @@ class Script:
         one = self.accounts[request]
         self._add(thread, request, END, b"".join(map(number, (one.peak, one.total, one.blocks, one.live, 0))))
 
-    def write(self, path: Path, handler: str = "default_allocator") -> Path:
-        """Writes a file of it, as if this handler had made all blocks."""
-        process = b"\0" + number(1) + text("0.1.0") + text("linux x86_64")
-        process += b"".join(map(number, (4096, 2, 1_700_000_000_000_000_000, 1, 10_000)))
-        bodies = [process, *(b"\2" + number(at) + text(name) for at, name in enumerate(self.names))]
+    def write(self, path: Path, handler: str = "default_allocator", *, process: int = 1) -> Path:
+        """Writes a file of it, as if this handler had made all blocks, in the process of this number."""
+        head = b"\0" + number(process) + text("0.1.0") + text("linux x86_64")
+        head += b"".join(map(number, (4096, 2, 1_700_000_000_000_000_000, 1, 10_000)))
+        bodies = [head, *(b"\2" + number(at) + text(name) for at, name in enumerate(self.names))]
         bodies.append(b"\3" + number(0) + text(handler))
         for at_ns, thread, request, kind, rest in self.events:
             # Each event's body stands for itself, so its block is told as a change from 0.
-            head = bytes([1, kind | 0x10 | 0x20]) + number(at_ns) + change(0, request) + number(thread)
-            bodies.append(head + rest)
+            first = bytes([1, kind | 0x10 | 0x20]) + number(at_ns) + change(0, request) + number(thread)
+            bodies.append(first + rest)
         bodies.append(b"\5")
         path.write_bytes(MAGIC + b"".join(map(frame, bodies)))
         return path

@@ -2,9 +2,12 @@
 
 import sys
 from collections.abc import Iterable
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from ctxalloc._text import counted, printable
+
+BUT_THESE: Final = "but for those inside of others, and a program with others inside"
+"""Which requests are no route's."""
 
 Gaps: TypeAlias = Iterable[tuple[str, int, int, int, str]]
 """Each with its file, its offset and bytes there, in how many places these are, and the reason."""

@@ -116,9 +116,7 @@ def advise(
         raise UsageError(_gaps.nothing(path, "finished request", recording.gaps))
     routes = every if only is None else [one for one in every[:1] if (one["name"] or UNNAMED) == (only or UNNAMED)]
     if not routes:
-        raise UsageError(
-            f"--route {only!r}: no finished request of that name is in {path}, but for those inside of others"
-        )
+        raise UsageError(f"--route {only!r}: no finished request of that name is in {path}, {_gaps.BUT_THESE}")
     found: list[Advice] = []
     failures: dict[str, str] = {}
     for number, route in enumerate(routes):
@@ -159,7 +157,9 @@ def _with_all_together(
     recording: _Recording, found: Found, routes: list[dict[str, Any]], rounds: int, shown: Callable[[str], None]
 ) -> Found:
     """Without the advice that makes the whole process worse."""
-    as_they_are = {route["name"]: _advice.as_it_is(route).strategy for route in routes}
+    # A program too, which has the routes inside of it.
+    named = (*found.whole["programs"], *routes)
+    as_they_are = {route["name"]: _advice.as_it_is(route).strategy for route in named}
     told = {one.route for one in found.advice}
     seconds = sum(one.busy_seconds for one in found.advice)
     seconds += sum(route["duration_ns"] / 1e9 for route in routes if route["name"] not in told)

@@ -69,7 +69,7 @@ def replay(
                 raise UsageError(
                     _gaps.nothing(path, "request", recording.gaps)
                     if route is None
-                    else f"--route {route!r}: no request of the recording has this name, but for those inside of others"
+                    else f"--route {route!r}: no request of the recording has this name, {_gaps.BUT_THESE}"
                 )
             taught = _taught(plan, recording, route, shown)
             for strategy, numbers in replays(plan, strategies, rounds, mmap_threshold=taught.threshold, shown=shown):

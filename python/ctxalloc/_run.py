@@ -102,7 +102,7 @@ def _record(path: Path) -> None:
     _starting.undo.append(functools.partial(_withdraw_recording, path))
     try:
         # The first request is the program, which has all others inside of it: it must not be left out.
-        _RECORDING.append(_native.record(path, one_in=1))
+        _RECORDING.append(_native._record_program(path))  # noqa: SLF001 - for this
     except (OSError, ValueError) as error:
         raise UsageError(f"--record: {error}") from None
     for name, value in (("CTXALLOC_RECORD", str(path.absolute())), ("CTXALLOC_RECORD_ONE_IN", "1")):

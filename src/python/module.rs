@@ -70,7 +70,7 @@ mod _native {
     #[pymodule_export]
     use super::super::reclaimers::PyReclaimer;
     #[pymodule_export]
-    use super::super::recording::{PyExport, PyInfo, PyRecorder, PyRecording, record, stop_recording};
+    use super::super::recording::{PyExport, PyInfo, PyRecorder, PyRecording, record, record_program, stop_recording};
     #[pymodule_export]
     use super::super::request::{
         PyEscaped, PyRequest, PyRequestMetrics, PyStats, PyWholeStats, current_request, escaped_of, note_ends, request,

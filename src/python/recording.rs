@@ -3,7 +3,7 @@
 use super::options::{argument, no_bool};
 use super::text::repr_of;
 use crate::recording::{
-    Event, Gap, Options, Reading, Recorder, Recording, Sums, What, record as record_into, stop_any,
+    Event, Gap, Options, Reading, Recorder, Recording, Sums, What, record as record_into, record_as, stop_any,
 };
 use crate::tune::trace::{Export, Info, Perfetto, Pprof, Quantiles, Rmm};
 use pyo3::exceptions::{PyIndexError, PyRuntimeError, PyTypeError, PyValueError};
@@ -61,6 +61,17 @@ pub(super) fn record<'py>(
         options.max_bytes = bytes;
     }
     let recorder = py.detach(|| record_into(path, options))?;
+    Ok(PyRecorder(Mutex::new(Some(recorder))))
+}
+
+/// As ``record`` of all requests, for a program whose own request begins next and has all others inside of it.
+///
+/// OSError: as of ``record``.
+#[pyfunction]
+#[pyo3(name = "_record_program", signature = (path, /))]
+pub(super) fn record_program(py: Python<'_>, path: PathBuf) -> PyResult<PyRecorder> {
+    let options = Options { one_in: 1, ..Options::default() };
+    let recorder = py.detach(|| record_as(&path, options, true))?;
     Ok(PyRecorder(Mutex::new(Some(recorder))))
 }
 

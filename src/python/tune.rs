@@ -3,7 +3,7 @@
 use super::recording::PyRecording;
 use crate::counters::UNNAMED;
 use crate::recording::Recording;
-use crate::tune::{Choice, Plan, Planner, Route, Summary, replay_routes};
+use crate::tune::{Choice, Plan, Planner, Route, Summary, Summed, replay_routes};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyMemoryView};
 use std::collections::HashMap;
@@ -109,8 +109,10 @@ pub(super) fn recorded_routes<'py>(
     while py.detach(|| summary.read())? {
         py.check_signals()?;
     }
-    let mut routes = py.detach(|| summary.finish());
-    let whole = numbers_of(py, routes.pop().unwrap_or_default())?;
+    let Summed { mut routes, whole, programs } = py.detach(|| summary.finish());
+    let whole = numbers_of(py, whole)?;
+    let programs = programs.into_iter().map(|program| numbers_of(py, program)).collect::<PyResult<Vec<_>>>()?;
+    whole.set_item("programs", programs)?;
     let first = first.map(|first| recorded_name(recording, first));
     if let Some(at) = first.and_then(|first| routes.iter().position(|route| route.name == first)) {
         routes[..=at].rotate_right(1);

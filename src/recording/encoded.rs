@@ -46,6 +46,8 @@ pub(super) struct Process {
     pub(super) share_ppm: u64,
     /// Whether it says when threads end.
     pub(super) tells_ends: bool,
+    /// Whether its first request is a program (`ctxalloc run --record`), with all others inside of it.
+    pub(super) is_program: bool,
     /// The highest number of a request before this recording: its own follow without a gap. `None`: it does not say.
     pub(super) requests_before: Option<u64>,
 }
@@ -56,7 +58,7 @@ impl Process {
         put(&mut bytes, self.pid);
         put_text(&mut bytes, &self.version);
         put_text(&mut bytes, &self.system);
-        let flags = u64::from(self.tells_ends);
+        let flags = u64::from(self.tells_ends) | u64::from(self.is_program) << 1;
         for number in [self.page_bytes, self.cores, self.began_unix_ns, self.one_in, self.share_ppm, flags] {
             put(&mut bytes, number);
         }
@@ -69,7 +71,7 @@ impl Process {
     /// From a body without its first byte. What a later release adds at its end is not read.
     pub(super) fn read(body: &[u8]) -> Option<Self> {
         let mut bytes = Bytes { rest: body };
-        Some(Self {
+        let found = Self {
             pid: bytes.number()?,
             version: bytes.text()?.to_owned(),
             system: bytes.text()?.to_owned(),
@@ -78,9 +80,12 @@ impl Process {
             began_unix_ns: bytes.number()?,
             one_in: bytes.number()?,
             share_ppm: bytes.number()?,
-            tells_ends: bytes.number().is_some_and(|flags| flags & 1 != 0),
-            requests_before: bytes.number(),
-        })
+            tells_ends: false,
+            is_program: false,
+            requests_before: None,
+        };
+        let [tells_ends, is_program] = bytes.number().map_or([false; 2], |flags| [1, 2].map(|bit| flags & bit != 0));
+        Some(Self { tells_ends, is_program, requests_before: bytes.number(), ..found })
     }
 }
 
@@ -345,6 +350,7 @@ mod tests {
             one_in: 10,
             share_ppm: 10_000,
             tells_ends: true,
+            is_program: true,
             requests_before: Some(300),
         };
         assert_eq!(Process::read(&process.body()[1..]), Some(process));

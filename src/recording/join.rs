@@ -23,6 +23,8 @@ pub(super) struct Joined {
     pub(super) skipped: usize,
     /// Requests whose events may not all be there, though their end is, in their order.
     torn: Vec<u32>,
+    /// Requests that are programs and have others inside of them, in their order.
+    programs: Vec<u64>,
     /// How many names there are of requests, and of handlers.
     names: (usize, usize),
     /// Requests whose name, or whose handler's, stands for several.
@@ -67,6 +69,7 @@ pub(super) fn join(
     let (no_name, no_handler) = (names.len() as u32, handlers.len() as u32);
     let mut next = Numbers::default();
     let (mut processes, mut others) = (Vec::with_capacity(runs.len()), Vec::with_capacity(runs.len()));
+    let mut programs: Vec<Option<(u64, bool)>> = Vec::with_capacity(runs.len());
     // Of each run: how many requests it numbered, and how many of them begin here.
     let mut requests: Vec<(Option<u64>, u64)> = Vec::with_capacity(runs.len());
     bodies.numbers.reserve_exact(runs.len());
@@ -88,6 +91,8 @@ pub(super) fn join(
         let tells_ends = run.process.as_ref().is_some_and(|process| process.tells_ends);
         let before = run.process.as_ref().and_then(|process| process.requests_before);
         requests.push((before.map(|before| highest.request.saturating_sub(before)), 0));
+        let is_program = run.process.as_ref().is_some_and(|process| process.is_program);
+        programs.push(before.filter(|_| is_program).map(|before| (next.requests.saturating_add(before).saturating_add(1), false)));
         let other = |numbers: &NumberedNames, other: Option<u64>| other.and_then(|number| numbers.get(number));
         others.push((other(&run.names, run.other_name), other(&run.handlers, run.other_handler)));
         bodies.numbers.push(Numbers {
@@ -119,7 +124,10 @@ pub(super) fn join(
         seen += 1;
         if verdict == DROPPED {
             joined.skipped += 1;
-        } else if let What::Begin { name, handler, .. } = event.what {
+        } else if let What::Begin { name, handler, parent } = event.what {
+            if let Some((_, has_inner)) = programs[run as usize].as_mut().filter(|(program, _)| *program == parent) {
+                *has_inner |= verdict == KEPT;
+            }
             requests[run as usize].1 += 1;
             let (other_name, other_handler) = others[run as usize];
             joined.other_requests += u64::from(other_name == Some(name) || other_handler == Some(handler));
@@ -138,6 +146,7 @@ pub(super) fn join(
         |&(numbered, begun): &(Option<u64>, u64)| numbered.map_or(0, |numbered| numbered.saturating_sub(begun));
     joined.missing_requests = requests.iter().map(missing).sum();
     (joined.max_live_blocks, joined.merge_bytes) = (sense.max_live, merge.max_bytes());
+    joined.programs = programs.into_iter().flatten().filter(|(_, has_inner)| *has_inner).map(|(it, _)| it).collect();
     joined.torn = sense.torn;
     joined.torn.sort_unstable();
     Ok((joined, processes))
@@ -180,7 +189,13 @@ impl Joined {
 
     /// What it takes of memory, and who goes through its events.
     pub(super) fn memory_bytes(&self) -> usize {
-        self.verdicts.capacity() + self.torn.capacity() * 4 + self.merge_bytes + self.bodies.memory_bytes()
+        let lists = self.verdicts.capacity() + self.torn.capacity() * 4 + self.programs.capacity() * 8;
+        lists + self.merge_bytes + self.bodies.memory_bytes()
+    }
+
+    /// Whether this request is a program that has others inside of it.
+    pub(super) fn is_program(&self, request: u64) -> bool {
+        self.programs.binary_search(&request).is_ok()
     }
 
     /// Which of the processes a request is of, from 0 on.

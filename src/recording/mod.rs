@@ -41,6 +41,8 @@ pub(crate) use pages::Pages;
 pub(crate) use recorder::flush;
 #[cfg(feature = "python")]
 pub(crate) use recorder::stop_any;
+#[cfg(feature = "python")]
+pub(crate) use recorder::record_as;
 pub use recorder::{Recorder, record};
 #[cfg(any(test, feature = "python", ctxalloc_fuzz))]
 pub(crate) use room::{Full, Room};
@@ -181,6 +183,15 @@ impl Recording {
         match &self.events {
             Events::Given(_) => None,
             Events::Read(joined) => Some(joined.place_of(&reading.place)),
+        }
+    }
+
+    /// Whether this request is a program that was recorded (`ctxalloc run --record`), and has others inside of it: to
+    /// these it is what a process is to the requests of a service.
+    pub(crate) fn is_program(&self, request: u64) -> bool {
+        match &self.events {
+            Events::Given(_) => false,
+            Events::Read(joined) => joined.is_program(request),
         }
     }
 

@@ -28,7 +28,7 @@ const MAX_TEXT_BYTES: usize = 512 << 10;
 const PROCESSES: usize = 1024;
 const BYTES_FOR_EACH_PROCESS: u64 = 2048;
 /// What one takes while its files are read and joined: its place in a map, and in lists.
-const PROCESS_BYTES: usize = 90 + 2 * (size_of::<Run>() + size_of::<Numbers>() + size_of::<Process>() + 40);
+const PROCESS_BYTES: usize = 90 + 2 * (size_of::<Run>() + size_of::<Numbers>() + size_of::<Process>() + 72);
 
 /// What a reading may take beside the files' own length: a window of a file, what overlaps in time, some names.
 const ROOM_BYTES: usize = 7 << 19;
@@ -351,7 +351,7 @@ mod tests {
     fn process() -> Process {
         let (version, system) = ("1".to_owned(), "any".to_owned());
         let (page_bytes, cores, began_unix_ns, one_in, share_ppm) = (4096, 1, 5, 1, 10_000);
-        let (tells_ends, requests_before) = (true, Some(0));
+        let (tells_ends, is_program, requests_before) = (true, false, Some(0));
         Process {
             pid: 1,
             version,
@@ -362,6 +362,7 @@ mod tests {
             one_in,
             share_ppm,
             tells_ends,
+            is_program,
             requests_before,
         }
     }

@@ -133,7 +133,14 @@ pub struct Recorder {
 /// [`Error::NoRecording`]: this process records already, the file cannot be written, or is something else.
 /// [`Error::BadOption`].
 pub fn record(path: impl AsRef<Path>, options: Options) -> Result<Recorder, Error> {
-    let path = path.as_ref();
+    record_as(path.as_ref(), options, false)
+}
+
+/// As [`record`]. `is_program`: whether the next request is a whole program.
+///
+/// # Errors
+/// As [`record`].
+pub(crate) fn record_as(path: &Path, options: Options, is_program: bool) -> Result<Recorder, Error> {
     options.check()?;
     let _unattributed = unattributed();
     let fail = |reason: &dyn std::fmt::Display| Error::NoRecording {
@@ -142,7 +149,7 @@ pub fn record(path: impl AsRef<Path>, options: Options) -> Result<Recorder, Erro
     };
     let absolute = std::path::absolute(path).map_err(|error| fail(&error))?;
     core().settle();
-    let number = core().start(&absolute, options, None).map_err(|error| fail(&error))?;
+    let number = core().start(&absolute, options, is_program, None).map_err(|error| fail(&error))?;
     Ok(Recorder { number })
 }
 
@@ -214,7 +221,7 @@ impl Core {
     fn settle_after_fork(&'static self) {
         let now = forks();
         if let Some(session) = self.leave_to_parent()
-            && let Err(error) = self.start(&session.path, session.options, Some(self.recorder.load(Relaxed)))
+            && let Err(error) = self.start(&session.path, session.options, false, Some(self.recorder.load(Relaxed)))
         {
             say(&error);
         }
@@ -236,7 +243,13 @@ impl Core {
     }
 
     /// Its number. `recorder`: whose end ends it, if that is another one.
-    fn start(&'static self, path: &Path, options: Options, recorder: Option<u32>) -> io::Result<u32> {
+    fn start(
+        &'static self,
+        path: &Path,
+        options: Options,
+        is_program: bool,
+        recorder: Option<u32>,
+    ) -> io::Result<u32> {
         let (began, unix) = (Instant::now(), SystemTime::now().duration_since(SystemTime::UNIX_EPOCH));
         let pid = std::process::id();
         let process = Process {
@@ -249,6 +262,7 @@ impl Core {
             one_in: u64::from(options.one_in),
             share_ppm: (options.share * 1e6) as u64,
             tells_ends: true,
+            is_program,
             requests_before: Some(self.requests.load(Relaxed)),
         };
         let session = Session { path: path.to_owned(), options, pid, began, problem: None };

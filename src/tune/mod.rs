@@ -33,5 +33,5 @@ pub use plan::{Facts, Plan};
 pub(crate) use planner::Planner;
 pub use replay::{Replayed, replay, replay_routes};
 #[cfg(feature = "python")]
-pub(crate) use summary::Summary;
+pub(crate) use summary::{Summary, Summed};
 pub use summary::{Route, routes};

@@ -10,7 +10,7 @@ pub(super) struct Planned {
     pub(super) number: u64,
     /// The request that it is inside of.
     pub(super) parent: Option<u32>,
-    /// The name of the outermost request around it, or its own: an index into the plan's names.
+    /// The name of the outermost request around it that is no program's, or its own: an index into the plan's names.
     pub(super) route: u32,
     /// What its account says at its end.
     pub(super) sums: Sums,
@@ -20,6 +20,8 @@ pub(super) struct Planned {
     pub(super) is_torn: bool,
     /// Whether something is made in its memory after its end.
     pub(super) is_used_later: bool,
+    /// Whether it is one of a route's: inside of no other one, but of a recorded program.
+    pub(super) is_counted: bool,
 }
 
 /// What the recording says of itself, before any replay.
@@ -32,7 +34,7 @@ pub struct Facts {
     pub threads: usize,
     /// How many of these there were at one time, at most.
     pub threads_at_once: usize,
-    /// The outermost requests.
+    /// The outermost requests; where a program was recorded (`ctxalloc run --record`), those directly inside of it.
     pub requests: u64,
     /// Those whose end is not in the recording. Their sums are not compared.
     pub unfinished: u64,
@@ -68,7 +70,7 @@ pub struct Plan {
     /// As the recording has them.
     pub(super) names: Vec<String>,
     pub(super) blocks: usize,
-    /// The end of this many outermost requests is the middle of the replay.
+    /// The end of this many requests of routes is the middle of the replay.
     pub(super) middle: u64,
     pub(super) facts: Facts,
     pub(super) _file: ReadFrom,

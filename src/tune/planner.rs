@@ -82,7 +82,8 @@ pub(crate) struct Planner<'a> {
 }
 
 impl Plan {
-    /// The requests of a recording: all, or those inside of an outermost one of the name `route`. With `on_one_thread`
+    /// The requests of a recording: all, or those of the name `route` with what is inside of them: outermost ones, or
+    /// where a program was recorded, those directly inside of that. With `on_one_thread`
     /// all steps are on one thread in the order of the recording: it is the same at each replay, and shows nothing of
     /// what threads cost each other.
     ///
@@ -256,12 +257,16 @@ impl<'a> Planner<'a> {
             found.has_inner = true;
             (found.index, found.root, found.depth + 1)
         });
-        let route = around.map_or(name, |(index, ..)| self.planned[index as usize].route);
-        let is_other = |route| self.recording.names().get(name as usize).is_none_or(|name| name != route);
-        if around.is_none() && (self.others.contains(&parent) || self.route.is_some_and(is_other)) {
+        let (is_program, is_in_program) =
+            (self.recording.is_program(event.request), self.recording.is_program(parent));
+        let route = around.filter(|_| !is_in_program).map_or(name, |(index, ..)| self.planned[index as usize].route);
+        let is_other = |route| is_program || self.recording.names().get(name as usize).is_none_or(|name| name != route);
+        let is_in_other = self.others.contains(&parent) && !is_in_program;
+        if around.is_none() && (is_in_other || self.route.is_some_and(is_other)) {
             self.others.insert(event.request);
             return Ok(());
         }
+        let is_counted = !is_program && (around.is_none() || is_in_program);
         let depth = around.map_or(0, |(.., depth)| depth);
         if depth > MAX_DEPTH {
             return Err(Error::Replay {
@@ -272,14 +277,16 @@ impl<'a> Planner<'a> {
         let root = around.map_or(self.roots.len(), |(_, root, _)| root);
         if around.is_none() {
             self.roots.push(None);
-            self.facts.requests += 1;
         }
+        self.facts.requests += u64::from(is_counted);
         let index = self.planned.len() as u32;
         let has_ended = false;
-        let (parent_index, is_torn) = (around.map(|(index, ..)| index), self.recording.is_torn(event.request));
+        let is_torn = self.recording.is_torn(event.request);
         let sums = Sums::default();
         let number = event.request;
-        let planned = Planned { number, parent: parent_index, route, sums, has_ended, is_torn, is_used_later: false };
+        let (outer, is_used_later) = (around.map(|(index, ..)| index), false);
+        let planned =
+            Planned { number, parent: outer, route, sums, has_ended, is_torn, is_used_later, is_counted };
         self.planned.push(planned);
         let lane = self.lane(event.thread)?;
         let after = [self.turn.map(|turn| (turn, true)), self.roots[root].map(|last| (last, false))];
@@ -431,7 +438,8 @@ impl<'a> Planner<'a> {
 
     /// The plan, once all was read.
     pub(crate) fn finish(mut self) -> Plan {
-        self.facts.unfinished = self.planned.iter().filter(|one| one.parent.is_none() && !one.has_ended).count() as u64;
+        let is_outer = |one: &&Planned| one.parent.is_none() || one.is_counted;
+        self.facts.unfinished = self.planned.iter().filter(is_outer).filter(|one| !one.has_ended).count() as u64;
         (self.facts.threads, self.facts.threads_at_once) = (self.lanes.len(), self.lives.most);
         self.facts.live_at_end_bytes = self.live_bytes;
         let middle = (self.facts.requests / 2).max(1);

@@ -26,11 +26,11 @@ pub struct Replayed {
     pub time: Duration,
     /// The processor time of all threads, in the program and in the kernel.
     pub cpu: Duration,
-    /// Until half of the outermost requests were over.
+    /// Until half of the requests of routes were over.
     pub cpu_first_half: Duration,
     /// Page faults.
     pub faults: u64,
-    /// Until half of the outermost requests were over.
+    /// Until half of the requests of routes were over.
     pub faults_first_half: u64,
     /// The most resident memory.
     pub peak_resident_bytes: Option<u64>,
@@ -50,7 +50,7 @@ pub fn replay(plan: &Plan, choice: &Choice) -> Result<Replayed, Error> {
     replay_routes(plan, choice, &HashMap::new())
 }
 
-/// As [`replay`], with a strategy of its own for each of these routes, by the name of the outermost request, and
+/// As [`replay`], with a strategy of its own for each of these routes, by the name of its requests, and
 /// `choice` for all others: what they take of one process together.
 ///
 /// # Errors
@@ -335,13 +335,13 @@ impl<'a> Stage<'a> {
     fn end(&self, number: u32) -> Result<(), String> {
         let ending = lock(&self.places[number as usize]).request.take().ok_or("a request ends that did not begin")?;
         let stats = ending.end().stats;
-        let Planned { parent, sums, is_torn, .. } = &self.plan.requests[number as usize];
+        let Planned { sums, is_torn, is_counted, .. } = &self.plan.requests[number as usize];
         let found = sums_of(&stats);
         if !is_same(&found, sums) {
             return Err(format!("its account says {}, and the recording {}", plainly(&found), plainly(sums)));
         }
         self.compared.fetch_add(u64::from(!is_torn), Ordering::Relaxed);
-        if parent.is_none() && self.ended.fetch_add(1, Ordering::Relaxed) + 1 == self.plan.middle {
+        if *is_counted && self.ended.fetch_add(1, Ordering::Relaxed) + 1 == self.plan.middle {
             *lock(&self.middle) = Some(Moment::now());
         }
         Ok(())

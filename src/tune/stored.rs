@@ -14,7 +14,7 @@ use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
 use std::path::Path;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"ctxplan5");
+const MAGIC: u64 = u64::from_le_bytes(*b"ctxplan6");
 
 impl Plan {
     /// Writes it to a file, for [`read`](Self::read) in another process.
@@ -37,14 +37,15 @@ impl Plan {
             words.bytes(name.as_bytes())?;
         }
         words.put(self.requests.len())?;
-        for Planned { number, parent, route, sums, has_ended, is_torn, is_used_later } in &self.requests {
+        for planned in &self.requests {
+            let Planned { number, parent, route, sums, has_ended, is_torn, is_used_later, is_counted } = planned;
             words.put(parent.map_or(0, |parent| parent as usize + 1))?;
             words.put(*route as usize)?;
             for number in [sums.peak_bytes, sums.total_bytes, sums.blocks, sums.live_bytes, sums.refused] {
                 words.number(number)?;
             }
-            let flags = [*has_ended, *is_torn, *is_used_later].map(usize::from);
-            words.put(flags[0] | flags[1] << 1 | flags[2] << 2)?;
+            let flags = [*has_ended, *is_torn, *is_used_later, *is_counted].map(usize::from);
+            words.put(flags[0] | flags[1] << 1 | flags[2] << 2 | flags[3] << 3)?;
             words.number(*number)?;
         }
         words.put(self.lanes.len())?;
@@ -201,8 +202,9 @@ impl Rest<'_> {
         };
         let flags = self.number()?;
         let parent = parent.checked_sub(1).map(|parent| parent as u32);
-        let [has_ended, is_torn, is_used_later] = [1, 2, 4].map(|bit| flags & bit != 0);
-        Some(Planned { number: self.number()?, parent, route: route as u32, sums, has_ended, is_torn, is_used_later })
+        let [has_ended, is_torn, is_used_later, is_counted] = [1, 2, 4, 8].map(|bit| flags & bit != 0);
+        let (number, route) = (self.number()?, route as u32);
+        Some(Planned { number, parent, route, sums, has_ended, is_torn, is_used_later, is_counted })
     }
 
     fn step(&mut self) -> Option<Step> {

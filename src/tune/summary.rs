@@ -6,7 +6,8 @@ use crate::recording::{Reading, Recording, What};
 use std::collections::{BTreeMap, HashMap};
 
 /// What a recording says of the requests of one name, with all that are inside of them. Requests are outermost ones
-/// that were recorded to their end.
+/// that were recorded to their end; where a program was recorded (`ctxalloc run --record`), those directly inside of it,
+/// and it is none itself.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Route {
@@ -83,6 +84,8 @@ struct Open {
     ended_ns: Option<u64>,
     /// Whether the step that ended it is over.
     is_settled: bool,
+    /// Whether it is a recorded program, whose route has no requests.
+    is_program: bool,
     refused: bool,
     /// The bytes alive of it and of those inside of it, with what it was only charged for.
     live_bytes: u64,
@@ -115,7 +118,20 @@ struct Now {
 pub fn routes(recording: &Recording) -> Result<Vec<Route>, Error> {
     let mut summary = Summary::new(recording);
     while summary.read()? {}
-    Ok(summary.finish())
+    let Summed { mut routes, whole, .. } = summary.finish();
+    routes.push(whole);
+    Ok(routes)
+}
+
+/// All that is said.
+pub(crate) struct Summed {
+    /// Those with the most requests first.
+    pub(crate) routes: Vec<Route>,
+    /// All together, with the programs.
+    pub(crate) whole: Route,
+    /// Programs that have routes inside of them: what they made themselves.
+    #[cfg_attr(not(feature = "python"), allow(dead_code, reason = "is for `recommend`"))]
+    pub(crate) programs: Vec<Route>,
 }
 
 /// So many events are read at a time, so that who asked can be interrupted: each may count for some thousand requests.
@@ -146,7 +162,7 @@ impl<'a> Summary<'a> {
         Ok(true)
     }
 
-    pub(crate) fn finish(self) -> Vec<Route> {
+    pub(crate) fn finish(self) -> Summed {
         let mut reader = self.reader;
         for live in reader.blocks.values() {
             let Some(open) = reader.requests.get(&live.root).filter(|open| open.ended_ns.is_some()) else { continue };
@@ -158,11 +174,12 @@ impl<'a> Summary<'a> {
             }
         }
         let mut found = reader.routes;
-        let all = found.remove(0);
+        let whole = found.remove(0);
+        let programs = reader.by_name.iter().filter(|&(&(_, is_program), _)| is_program);
+        let programs = programs.map(|(_, &at)| std::mem::take(&mut found[at - 1])).collect();
         found.retain(|route| route.requests > 0);
         found.sort_by(|one, other| other.requests.cmp(&one.requests).then_with(|| one.name.cmp(&other.name)));
-        found.push(all);
-        found
+        Summed { routes: found, whole, programs }
     }
 }
 
@@ -173,7 +190,8 @@ struct Reader {
     /// What is there now, of each route in each process; of all routes together too.
     now: Vec<Now>,
     now_of: HashMap<(usize, u32), usize>,
-    by_name: HashMap<u32, usize>,
+    /// With whether it is a program's.
+    by_name: HashMap<(u32, bool), usize>,
     requests: HashMap<u64, Open>,
     blocks: HashMap<u64, Live>,
     ended: Ended,
@@ -187,14 +205,18 @@ impl Reader {
         }
         match what {
             What::Begin { name, handler, parent } => {
-                let around = self.requests.get(&parent).filter(|open| open.ended_ns.is_none());
-                let is_inside = around.is_some();
+                let around = self.requests.get(&parent).filter(|open| open.ended_ns.is_none() && !open.is_program);
+                let (is_inside, is_program) = (around.is_some(), recording.is_program(request));
                 let (place, root) = match around {
                     Some(open) => (open.place, open.root),
-                    None => (self.place_in(recording.process_of(request), name, names), request),
+                    None => (self.place_in(recording.process_of(request), (name, is_program), names), request),
                 };
-                self.requests.insert(request, Open { place, name, handler, root, began_ns: at_ns, ..Open::default() });
-                if !is_inside {
+                let open = Open { place, name, handler, root, began_ns: at_ns, is_program, ..Open::default() };
+                self.requests.insert(request, open);
+                if is_program {
+                    let handler = recording.handlers().get(handler as usize).cloned().unwrap_or_default();
+                    *self.routes[place.route].handlers.entry(handler).or_default() += 1;
+                } else if !is_inside {
                     self.on_each(place, |route, now| now.begin(route, at_ns));
                 }
             }
@@ -260,7 +282,7 @@ impl Reader {
                 let Some(open) = self.requests.get_mut(&request) else { return };
                 open.ended_ns = Some(at_ns);
                 self.ended.push(thread, request);
-                let (place, is_root) = (open.place, open.root == request);
+                let (place, is_root) = (open.place, open.root == request && !open.is_program);
                 let (duration_ns, refused) = (at_ns.saturating_sub(open.began_ns), open.refused || sums.refused > 0);
                 if is_root {
                     open.peaks = (!refused).then(|| [0, place.route].map(|at| self.routes[at].peak_bytes.len()));
@@ -285,9 +307,9 @@ impl Reader {
     }
 
     /// Where requests of this name are counted.
-    fn place_in(&mut self, process: u32, name: u32, names: &[String]) -> Place {
+    fn place_in(&mut self, process: u32, name: (u32, bool), names: &[String]) -> Place {
         let route = *self.by_name.entry(name).or_insert_with(|| {
-            let name = names.get(name as usize).cloned().unwrap_or_default();
+            let name = names.get(name.0 as usize).cloned().unwrap_or_default();
             self.routes.push(Route { name, ..Route::default() });
             self.routes.len() - 1
         });

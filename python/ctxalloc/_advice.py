@@ -196,9 +196,15 @@ def halves_differ(route: dict[str, Any]) -> float:
     return max(one, other) / min(one, other)
 
 
-def needs_no_replay(route: dict[str, Any]) -> Decision | None:
-    """The decision where it is known before anything is measured."""
+def needs_no_replay(route: dict[str, Any], *, is_program: bool = False) -> Decision | None:
+    """The decision where it is known before anything is measured. ``is_program``: it is all that a program did."""
     requests = route["requests"]
+    if is_program:
+        said = (
+            "it is the program, which began no request: put ctxalloc.request(name=...) around what it does again and "
+            f"again, at least {MIN_REQUESTS} times, and record that"
+        )
+        return Decision("unknown", as_it_is(route).strategy, said, None)
     if requests < MIN_REQUESTS:
         said = f"{counted(requests, 'request')} {'says' if requests == 1 else 'say'} too little"
         said += f"; record at least {MIN_REQUESTS}"
@@ -427,6 +433,14 @@ def would_change(route: dict[str, Any], decision: Decision, *, is_withdrawn: boo
         f"a higher limit_bytes of {name or UNNAMED}, which refused {counted(times, 'time')}: raise it and record again"
         for name, times in route["refused_by"].items()
     ]
+    if route["refused_by_budgets"]:
+        found.append(
+            "a higher limit of a budget (a tenant's, or the process's), which refused "
+            f"{counted(route['refused_by_budgets'], 'time')} and is named by BudgetExceeded and metrics: raise it and "
+            "record again"
+        )
+    if not route["name"]:
+        found.append("names for these requests, which may be of several kinds: rows of routes, or request(name=...)")
     if decision.verdict == "unknown":
         found.append(f"a recording of {10 * MIN_REQUESTS} requests and more, and 10 rounds on a quiet machine")
     if decision.verdict == "change":

@@ -6,6 +6,12 @@ from typing import Any, Final, TypeAlias
 
 from ctxalloc._text import counted, printable
 
+RECORD_SOME: Final = (
+    "it needs the program to begin some: by a middleware (ctxalloc.asgi, wsgi or django), or with ctxalloc.request(); "
+    "if it does, record for longer, or with a smaller one_in"
+)
+"""What to do where a recording has no requests."""
+
 BUT_THESE: Final = "but for those inside of others, and a program with others inside"
 """Which requests are no route's."""
 
@@ -31,7 +37,7 @@ def nothing(path: object, what: str, gaps: Gaps) -> str:
     """Why a recording has nothing of it, with its first gap: that is where it may have been."""
     found = texts_of(gaps)
     if not found:
-        return f"{path} has no {what}; record for longer, or with a smaller one_in"
+        return f"{path} has no {what}; {RECORD_SOME}"
     more = f", and in {counted(len(found) - 1, 'more place')}" if len(found) > 1 else ""
     return f"{path} has no {what} that can be read: {found[0]}{more}"
 

@@ -124,7 +124,8 @@ def advise(
         prefix = f"route {number + 1} of {len(routes)}, {name or UNNAMED}: "
         its = _advice.as_it_is(route).strategy
         rounds_of: Measured = {strategy: [] for strategy in (its, *strategies)}
-        decision, is_partial, threshold = _advice.needs_no_replay(route), False, None
+        is_program = recording.has_program and whole["requests"] == 1
+        decision, is_partial, threshold = _advice.needs_no_replay(route, is_program=is_program), False, None
         if decision is None:
             try:
                 with planned(recording, route=name, shown=_behind(prefix, shown)) as plan:

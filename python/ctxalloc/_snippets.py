@@ -49,6 +49,10 @@ _RUST: Final = {
 _RUST_HANDLERS: Final = {"hugepages": "HugePages::transparent()", "locked": "LockedPages::untried()"}
 _HANDLERS: Final = ("hugepages", "locked", "aligned64")
 """Strategies that are handlers of the table by these names."""
+_UNNAMED: Final = (
+    "# For all paths without a row. A row, or name= in the terms, gives requests a name, and advice of their own."
+)
+"""Of requests of a middleware that have no name."""
 _KEEP: Final = "What a route has beside these terms it keeps:"
 
 
@@ -88,6 +92,7 @@ def python(sets: Sequence[Set], kept: Kept | None) -> str:
     """The middleware's ``routes``, and requests by hand for names that are no routes."""
     rows: list[str] = []
     by_hand: list[str] = []
+    default: list[str] = []
     lines: list[str] = []
     for one in sets:
         strategy, line = _PYTHON.get(one.strategy or "", (None, None))
@@ -100,26 +105,26 @@ def python(sets: Sequence[Set], kept: Kept | None) -> str:
         words += [] if one.reserve_bytes is None else [f"reserve_bytes={one.reserve_bytes}"]
         words += [] if strategy is None else [f"strategy={strategy}"]
         terms = f"ctxalloc.request({', '.join(words)})"
+        # An arena is for one request: a function makes each its own.
+        choice = f"{'lambda scope: ' if one.strategy == 'arena' else ''}{terms}"
+        if not one.route:
+            default += [_UNNAMED, _noted(f"default = {choice}", "  #", _its_own(one))]
         if not is_pattern(one.route):
             by_hand.append(f"# In place of each request of your code that {_whose(one)}:")
             by_hand.append(_noted(f"with {terms}:", "  #", _its_own(one)))
             by_hand.append("    ...  # the work")
         else:
-            # An arena is for one request: a function makes each its own.
-            row = f"    {one.route!r}: {'lambda scope: ' if one.strategy == 'arena' else ''}{terms},"
-            rows.append(_noted(row, "  #", _its_own(one)))
+            rows.append(_noted(f"    {one.route!r}: {choice},", "  #", _its_own(one)))
     text = ["import ctxalloc", "from ctxalloc import strategies", "from ctxalloc.asgi import AllocatorMiddleware", ""]
     if kept is not None:
         text.append(f"ctxalloc.configure(warm_bytes={kept.warm_bytes}, decay_seconds={kept.decay_seconds:g})")
     text += lines
     text += [f"# {_KEEP} whole, budget, strict, timeout, a default."] if sets else []
-    if rows:
-        text += [
-            "routes = {",
-            *rows,
-            "}",
-            "app = AllocatorMiddleware(app, routes=routes)  # wsgi and django have the same",
-        ]
+    text += ["routes = {", *rows, "}"] if rows else []
+    text += default
+    given = [f"{name}={name}" for name, is_there in (("routes", rows), ("default", default)) if is_there]
+    if given:
+        text.append(f"app = AllocatorMiddleware(app, {', '.join(given)})  # wsgi and django have the same")
     text += by_hand
     return "\n".join(text)
 

@@ -189,6 +189,9 @@ def print_info(path: Path, out: TextIO, *, is_json: bool) -> None:
     if recording.skipped:
         said = f"{counted(recording.skipped, 'event')} left out"
         print(f"  {said}: what they belong to began in a file that is there no more, or in a gap", file=out)
+    if not requests and not recording.gaps:
+        print(f"  it has no request; {_gaps.RECORD_SOME}", file=out)
+        return
     heads = ("requests", "count", "peak p50", "p95", "max", "escaped", "own blocks", "own bytes", "lifetime p50")
     table("by name", (*heads, "refused"), _Rows(info, order), out)
     print(

@@ -192,6 +192,12 @@ impl PyRecording {
         self.recording.is_cut_off()
     }
 
+    /// Whether a program was recorded, which is a request itself.
+    #[getter]
+    fn has_program(&self) -> bool {
+        self.recording.has_program()
+    }
+
     #[getter]
     fn skipped(&self) -> usize {
         self.recording.skipped()

@@ -142,6 +142,7 @@ fn numbers_of(py: Python<'_>, route: Route) -> PyResult<Bound<'_, PyDict>> {
     for (name, value) in [
         ("requests", route.requests),
         ("refused_requests", route.refused_requests),
+        ("refused_by_budgets", route.refused_by_budgets),
         ("duration_ns", route.duration_ns),
         ("blocks", route.blocks),
         ("total_bytes", route.total_bytes),

@@ -92,7 +92,9 @@ pub(super) fn join(
         let before = run.process.as_ref().and_then(|process| process.requests_before);
         requests.push((before.map(|before| highest.request.saturating_sub(before)), 0));
         let is_program = run.process.as_ref().is_some_and(|process| process.is_program);
-        programs.push(before.filter(|_| is_program).map(|before| (next.requests.saturating_add(before).saturating_add(1), false)));
+        programs.push(
+            before.filter(|_| is_program).map(|before| (next.requests.saturating_add(before).saturating_add(1), false)),
+        );
         let other = |numbers: &NumberedNames, other: Option<u64>| other.and_then(|number| numbers.get(number));
         others.push((other(&run.names, run.other_name), other(&run.handlers, run.other_handler)));
         bodies.numbers.push(Numbers {

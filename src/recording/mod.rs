@@ -40,9 +40,9 @@ pub use options::Options;
 pub(crate) use pages::Pages;
 pub(crate) use recorder::flush;
 #[cfg(feature = "python")]
-pub(crate) use recorder::stop_any;
-#[cfg(feature = "python")]
 pub(crate) use recorder::record_as;
+#[cfg(feature = "python")]
+pub(crate) use recorder::stop_any;
 pub use recorder::{Recorder, record};
 #[cfg(any(test, feature = "python", ctxalloc_fuzz))]
 pub(crate) use room::{Full, Room};
@@ -63,6 +63,7 @@ pub struct Recording {
     events: Events,
     header: Header,
     is_cut_off: bool,
+    has_program: bool,
     gaps: Vec<Gap>,
 }
 
@@ -111,8 +112,8 @@ impl Recording {
             header.one_in = first.one_in;
             header.share = first.share_ppm as f64 / 1e6;
         }
-        let Content { names, handlers, joined, is_cut_off, gaps, .. } = found;
-        Ok(Self { names, handlers, events: Events::Read(joined), header, is_cut_off, gaps })
+        let Content { names, handlers, joined, is_cut_off, has_program, gaps, .. } = found;
+        Ok(Self { names, handlers, events: Events::Read(joined), header, is_cut_off, has_program, gaps })
     }
 
     /// A recording of these events, which are sorted by time: for tests, and for loads that nobody recorded. Its
@@ -184,6 +185,12 @@ impl Recording {
             Events::Given(_) => None,
             Events::Read(joined) => Some(joined.place_of(&reading.place)),
         }
+    }
+
+    /// Whether one of its processes is a program that was recorded (`ctxalloc run --record`).
+    #[cfg_attr(not(feature = "python"), allow(dead_code, reason = "is for `recommend`"))]
+    pub(crate) fn has_program(&self) -> bool {
+        self.has_program
     }
 
     /// Whether this request is a program that was recorded (`ctxalloc run --record`), and has others inside of it: to

@@ -40,6 +40,7 @@ pub(super) struct Content {
     pub(super) processes: Vec<Process>,
     /// How many recorded.
     pub(super) process_count: usize,
+    pub(super) has_program: bool,
     pub(super) names: Vec<String>,
     pub(super) handlers: Vec<String>,
     pub(super) joined: Joined,
@@ -332,6 +333,7 @@ impl Reader {
             gaps: self.gaps.into_vec(),
             file_bytes: self.file_bytes,
             process_count: self.runs.len(),
+            has_program: self.runs.iter().any(|run| run.process.as_ref().is_some_and(|process| process.is_program)),
             ..Content::default()
         };
         let texts = (&mut content.names, &mut content.handlers);

@@ -243,13 +243,7 @@ impl Core {
     }
 
     /// Its number. `recorder`: whose end ends it, if that is another one.
-    fn start(
-        &'static self,
-        path: &Path,
-        options: Options,
-        is_program: bool,
-        recorder: Option<u32>,
-    ) -> io::Result<u32> {
+    fn start(&'static self, path: &Path, options: Options, is_program: bool, recorder: Option<u32>) -> io::Result<u32> {
         let (began, unix) = (Instant::now(), SystemTime::now().duration_since(SystemTime::UNIX_EPOCH));
         let pid = std::process::id();
         let process = Process {

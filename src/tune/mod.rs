@@ -32,6 +32,6 @@ pub use plan::{Facts, Plan};
 #[cfg(feature = "python")]
 pub(crate) use planner::Planner;
 pub use replay::{Replayed, replay, replay_routes};
+pub use summary::{Route, routes};
 #[cfg(feature = "python")]
 pub(crate) use summary::{Summary, Summed};
-pub use summary::{Route, routes};

@@ -257,8 +257,7 @@ impl<'a> Planner<'a> {
             found.has_inner = true;
             (found.index, found.root, found.depth + 1)
         });
-        let (is_program, is_in_program) =
-            (self.recording.is_program(event.request), self.recording.is_program(parent));
+        let (is_program, is_in_program) = (self.recording.is_program(event.request), self.recording.is_program(parent));
         let route = around.filter(|_| !is_in_program).map_or(name, |(index, ..)| self.planned[index as usize].route);
         let is_other = |route| is_program || self.recording.names().get(name as usize).is_none_or(|name| name != route);
         let is_in_other = self.others.contains(&parent) && !is_in_program;
@@ -285,8 +284,7 @@ impl<'a> Planner<'a> {
         let sums = Sums::default();
         let number = event.request;
         let (outer, is_used_later) = (around.map(|(index, ..)| index), false);
-        let planned =
-            Planned { number, parent: outer, route, sums, has_ended, is_torn, is_used_later, is_counted };
+        let planned = Planned { number, parent: outer, route, sums, has_ended, is_torn, is_used_later, is_counted };
         self.planned.push(planned);
         let lane = self.lane(event.thread)?;
         let after = [self.turn.map(|turn| (turn, true)), self.roots[root].map(|last| (last, false))];

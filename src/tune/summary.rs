@@ -6,8 +6,8 @@ use crate::recording::{Reading, Recording, What};
 use std::collections::{BTreeMap, HashMap};
 
 /// What a recording says of the requests of one name, with all that are inside of them. Requests are outermost ones
-/// that were recorded to their end; where a program was recorded (`ctxalloc run --record`), those directly inside of it,
-/// and it is none itself.
+/// that were recorded to their end; where a program was recorded (`ctxalloc run --record`), those directly inside of
+/// it, and it is none itself.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Route {
@@ -20,6 +20,8 @@ pub struct Route {
     /// How often a limit refused, by the name of the request whose limit it was: the route's own, or that of one inside
     /// of it. Refusals by budgets are not among them.
     pub refused_by: BTreeMap<String, u64>,
+    /// How often a budget's limit refused, or that of a request that began before the recording.
+    pub refused_by_budgets: u64,
     /// The peak of each request, in bytes, in the order of their ends: also of what it made after its end, which its
     /// limit holds for too.
     pub peak_bytes: Vec<u64>,
@@ -66,7 +68,7 @@ impl Route {
     }
 }
 
-/// Where what is counted of a request is: its route, and what is there now of all routes, and of its own, in its process.
+/// Where a request is counted: its route, and what is there now in its process, of all routes and of its own.
 #[derive(Debug, Clone, Copy, Default)]
 struct Place {
     route: usize,
@@ -270,10 +272,14 @@ impl Reader {
             }
             What::Refused { by, .. } => {
                 let limited = self.requests.get(&by).and_then(|open| names.get(open.name as usize)).cloned();
-                let root = self.requests.get(&request).map(|open| open.root);
-                let Some(open) = root.and_then(|root| self.requests.get_mut(&root)) else { return };
+                let asking = self.requests.get(&request).map(|open| (open.root, open.ended_ns.is_some()));
+                let Some((root, has_ended)) = asking else { return };
+                let Some(open) = self.requests.get_mut(&root) else { return };
                 open.refused = true;
                 let place = open.place;
+                if by == 0 && !has_ended {
+                    self.on_each(place, |route, _| route.refused_by_budgets += 1);
+                }
                 if let Some(name) = limited {
                     self.on_each(place, |route, _| *route.refused_by.entry(name.clone()).or_default() += 1);
                 }

@@ -117,6 +117,8 @@ except RuntimeError as error:
         ("CTXALLOC_DECAY_SECONDS", "-1"),
         ("CTXALLOC_WARM_BYTES", "64M"),
         ("CTXALLOC_HANDLER", "no such handler"),
+        ("CTXALLOC_RECORD_ONE_IN", "0"),
+        ("CTXALLOC_METRICS_DIR", "/no/such/folder"),
     ],
 )
 def test_a_bad_value_in_the_environment_is_an_import_error_that_names_it(name: str, value: str) -> None:

@@ -246,7 +246,14 @@ def test_a_recording_without_requests_is_an_error(name: str, tmp_path: Path) -> 
     path = recordings.Script().write(tmp_path / "empty.rec")
     said = command(name, path, status=2).stderr
     what = {"replay": "request", "recommend": "finished request"}[name]
-    assert said == f"ctxalloc {name}: {path} has no {what}; record for longer, or with a smaller one_in\n"
+    assert said.startswith(
+        f"ctxalloc {name}: {path} has no {what}; it needs the program to begin some: by a middleware"
+    )
+    assert "with ctxalloc.request(); if it does, record for longer, or with a smaller one_in\n" in said
+    if name == "replay":
+        told = command("trace", "info", path).stdout
+        assert "it has no request; it needs the program to begin some: by a middleware" in told
+        assert "blocks by size" not in told
 
 
 def test_what_cannot_be_replayed_is_said(tmp_path: Path) -> None:
@@ -427,6 +434,18 @@ def test_the_limit_that_refused_is_the_one_to_raise(tmp_path: Path) -> None:
     assert counts == {"outer": 3, "inner": 0}
     text = command("recommend", path, *ONCE).stdout
     assert "a higher limit_bytes of outer, which refused 3 times: raise it and record again" in text
+    assert "budget" not in text
+
+
+def test_a_budget_that_refused_is_the_one_to_raise(tmp_path: Path) -> None:
+    path, tenant = tmp_path / "refused.rec", ctxalloc.Budget(2_000_000, name="tenant")
+    with ctxalloc.record(path, one_in=1, share=1.0):
+        for _ in range(3):
+            outer = ctxalloc.request(name="outer", budget=tenant, root=True)
+            with outer, pytest.raises(MemoryError), ctxalloc.request(name="inner"):
+                np.ones(1_000_000)
+    text = command("recommend", path, *ONCE).stdout
+    assert "a higher limit of a budget (a tenant's, or the process's), which refused 3 times" in text
 
 
 def test_a_route_that_nobody_recorded_is_an_error(tmp_path: Path) -> None:

@@ -243,8 +243,8 @@ def test_what_is_no_recording_is_told_by_its_path(tmp_path: Path) -> None:
     (tmp_path / "cut").write_bytes(recordings.one_size(1).write(tmp_path / "a.rec").read_bytes()[:30])
     for name in ("replay", "recommend"):
         for path, said in (
-            (tmp_path / "empty", "request; record for longer"),
-            (tmp_path / "cut", "request; record for longer"),
+            (tmp_path / "empty", "request; it needs the program to begin some"),
+            (tmp_path / "cut", "request; it needs the program to begin some"),
             (tmp_path / "file", "at byte 0: this is no recording"),
             (tmp_path / "file" / "below", "there is no recording"),
             (tmp_path / ("long" * 100), "File name too long"),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ctxalloc import _advice, _recommend
-from ctxalloc._advice import Decision, decide, needs_no_replay, sizes_of
+from ctxalloc._advice import Decision, decide, needs_no_replay, sizes_of, would_change
 from ctxalloc._replay import Measured, Round
 
 pytestmark = pytest.mark.once
@@ -20,6 +20,7 @@ def route(**changes: Any) -> dict[str, Any]:
         "requests": 100,
         "refused_requests": 0,
         "refused_by": {},
+        "refused_by_budgets": 0,
         "peak_bytes": [5 * MiB] * 100,
         "duration_ns": 10**9,
         "blocks": 1000,
@@ -171,6 +172,19 @@ def test_the_simplest_of_those_that_are_as_good_is_advised() -> None:
 def test_what_is_not_known_of_memory_is_no_reason() -> None:
     found = decided({"default": rounds(SLOW, peak=None), "pool": rounds(FAST, peak=None)})
     assert (found.verdict, found.gain and found.gain.peak_bytes) == ("change", None)
+
+
+def test_a_budget_that_refused_is_told() -> None:
+    leave = Decision("leave", "pool", "why", None)
+    told = would_change(route(refused_by_budgets=12), leave)
+    assert [text for text in told if "a budget (a tenant's, or the process's), which refused 12 times" in text]
+    assert not [text for text in would_change(route(), leave) if "budget" in text]
+
+
+def test_requests_without_a_name_are_to_get_some() -> None:
+    leave = Decision("leave", "pool", "why", None)
+    assert [text for text in would_change(route(name=""), leave) if text.startswith("names for these requests")]
+    assert not [text for text in would_change(route(), leave) if "names" in text]
 
 
 def test_few_requests_or_rounds_say_nothing() -> None:

@@ -44,6 +44,33 @@ def test_what_is_pasted_says_where_a_request_without_a_name_is() -> None:
     )
 
 
+@pytest.mark.parametrize("strategy", ["pool", "arena", "default"])
+def test_what_a_middleware_does_by_default_is_its_default(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctxalloc, "configure", lambda **_: None)
+    refused: list[tuple[str, bool]] = []
+
+    async def app(scope: Any, _receive: Any, send: Any) -> None:
+        try:
+            np.empty(6 * MiB, np.uint8)
+        except MemoryError:
+            refused.append((scope["path"], True))
+        else:
+            refused.append((scope["path"], False))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    unnamed, row = Set("", strategy, 4 * MiB, MiB), Set("/row", "pool", 8 * MiB, None)
+    for sets in ([unnamed], [unnamed, row]):
+        text = _snippets.python(sets, None)
+        assert "gives requests a name" in text
+        names: dict[str, Any] = {"app": app}
+        exec(text, names)
+        for path in ("/any", "/row"):
+            asyncio.run(call(names["app"], http(path)))
+    assert refused == [("/any", True), ("/row", True), ("/any", True), ("/row", False)]
+    assert "default" not in _snippets.python([row], None).replace("a default.", "")
+
+
 def test_the_middlewares_routes_run_and_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     monkeypatch.setattr(ctxalloc, "configure", lambda **options: seen.append(options))

@@ -240,7 +240,7 @@ class Served:
     answered: BaseException | None = None
     """An exception that the framework answers itself, inside of the middleware."""
     refused_inside: BudgetExceeded | None
-    """The refusal that Django has made a 500 of."""
+    """The refusal that Django or Flask has made a 500 of."""
     untold: ClassVar[set["Served"]] = set()
     """Those whose ``on_end`` is still to be called. Whoever removes one calls it: ``remove`` succeeds in one thread.
     The class has it, since a response may be dropped when the module's names are gone: at the interpreter's end."""
@@ -420,7 +420,7 @@ class Serving(Served):
             raise self.unadmitted
 
     def check_refused_inside(self) -> None:
-        """BudgetExceeded: Django has made a 500 of it."""
+        """BudgetExceeded: Django or Flask has made a 500 of it."""
         if self.refused_inside is not None and self.answers and self.status == 500:
             raise self.refused_inside
 

@@ -115,7 +115,7 @@ def _note_what_flask_answers(app: _Application) -> None:
     flask: Any = sys.modules.get("flask")
     if flask is None:
         return
-    flask.got_request_exception.connect(_note)  # again is as once
+    flask.got_request_exception.connect(_note_failure)  # again is as once
     found = _frameworks.application_of(app)
     answers = getattr(found, "handle_user_exception", None)
     if answers is None or hasattr(answers, "_is_noted"):
@@ -143,6 +143,14 @@ def _note(_: object, exception: BaseException | None = None, **__: object) -> No
         serving.answered = exception
 
 
+def _note_failure(app: object, exception: BaseException | None = None, **_: object) -> None:
+    """The same of what is answered with 500, as what Flask's hooks raise."""
+    _note(app, exception)
+    serving = _serving.serving()
+    if isinstance(serving, Serving) and exception is not None:
+        serving.refused_inside = serving.refusal_of(exception)
+
+
 def _is_file(content: object, environ: _Environ) -> bool:
     """Whether the server sends it by itself (``sendfile``), which it knows by the type."""
     wrapper = environ.get("wsgi.file_wrapper")
@@ -159,8 +167,12 @@ class _Body:
         self._iterator: Iterator[bytes] | None = None
         self._is_sent = False
         """Something of the body: the headers are out."""
+        self._said: tuple[str, list[tuple[str, str]]] | None = None
+        """What the application has told ``start_response``, until a step of it ends well and the server hears it."""
         self._is_started = False
-        """The application has called ``start_response``."""
+        """The server has heard it."""
+        self._write: Callable[[bytes], object] | None = None
+        """The server's."""
         self.is_whole = False
 
     def begin(self, app: _Application, environ: _Environ) -> Iterable[bytes]:
@@ -171,6 +183,7 @@ class _Body:
                 self._content = content = app(environ, self._start)
                 self._serving.check_refused_inside()
             self._serving.let_go_of_answered()
+            self._tell()
         except BaseException as error:
             close = getattr(self._content, "close", None)
             if close is not None:  # it was told beyond its limit once this was made
@@ -187,8 +200,10 @@ class _Body:
                 if self._iterator is None:
                     self._iterator = iter(self._content)
                 part = next(self._iterator)
+            self._tell()
         except StopIteration:
             self.is_whole = True
+            self._tell()
             raise
         except BaseException as error:
             (part,) = self._failed(error)
@@ -246,9 +261,23 @@ class _Body:
             serving.forget()
             del error, refused  # their tracebacks have this frame
 
+    def _tell(self) -> None:
+        """Let the server hear what the application has said. With an answer of ours it never does."""
+        if self._said is not None:
+            (status, headers), self._said, self._is_started = self._said, None, True
+            self._write = self._start_response(status, headers)
+
+    def _write_now(self, part: bytes) -> None:
+        """The application's ``write``."""
+        self._tell()
+        assert self._write is not None  # noqa: S101 - the server's `start_response` returned it
+        self._is_sent = self._is_sent or bool(part)
+        self._write(part)
+
     def _answer(self, refused: BudgetExceeded, problem: problems.Problem) -> bytes:
         self._serving.status = problem.status
         self.is_whole = True
+        self._said = None
         try:
             # PEP 3333: with an exception only to replace what was said before. Without that, test clients raise it.
             replaces = (sys.exc_info(),) if self._is_started else ()
@@ -259,10 +288,13 @@ class _Body:
 
     def _start(self, status: str, headers: list[tuple[str, str]], exc_info: _ExcInfo | None = None) -> Any:
         """The application's ``start_response``."""
-        self._is_started = True
         serving = self._serving
         code = status[:3]
         serving.status = int(code) if code.isdecimal() else None
+        if not self._is_started and (exc_info is not None or self._said is None):
+            self._said, exc_info = (status, headers), None
+            return self._write_now
+        self._tell()
         if exc_info is None:
             return self._start_response(status, headers)
         try:

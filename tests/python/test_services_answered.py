@@ -78,6 +78,27 @@ def test_what_a_view_held_when_flask_answered_has_not_escaped(kind: str, *, has_
     assert [report.escaped.bytes for report in reports] == [0, 0]
 
 
+@pytest.mark.parametrize("hook", ["before_request", "after_request", "teardown_request"])
+def test_a_refusal_in_a_hook_of_flasks_is_answered_once(hook: str) -> None:
+    reports: list[Any] = []
+    told: list[Any] = []
+    app = flask_app(has_handler=False)
+    app.add_url_rule("/", "fine", lambda: "fine")
+    app.config["PROPAGATE_EXCEPTIONS"] = False
+
+    def refused(response: Any = None) -> Any:
+        np.ones(2 * MiB)
+        return response
+
+    getattr(app, hook)(refused)
+    service: Any = WsgiMiddleware(app.wsgi_app, default=TERMS, on_end=lambda _, report: reports.append(report))
+    body = service({**ENVIRON, "PATH_INFO": "/"}, lambda *given: told.append(given))
+    assert b"413" in b"".join(body)
+    getattr(body, "close", lambda: None)()
+    assert [(given[0][:3], len(given)) for given in told] == [("413", 2)]
+    assert [report.outcome for report in reports] == ["refused"]
+
+
 def test_what_a_view_keeps_has_escaped() -> None:
     """Else the ones above could not fail."""
     reports: list[Any] = []

@@ -305,17 +305,40 @@ def test_flasks_client_gets_the_answer_of_one_that_gets_no_room():
     assert app.test_client().get("/").text == "ok"
 
 
-def test_what_replaces_headers_of_wsgi_has_the_exception():
+@pytest.mark.parametrize("has_heard", [False, True])
+def test_what_replaces_headers_of_wsgi_has_the_exception_if_the_server_has_heard_them(has_heard):
     told = []
 
     def app(environ, start_response):
         start_response("200 OK", [])
-        return [bytes(np.empty(100_000))]
+        if has_heard:
+            yield b""  # nothing is sent with it
+        yield bytes(np.empty(100_000))
 
     service = WsgiMiddleware(app, default=request(limit_bytes=1000, strict=True))
-    service({"REQUEST_METHOD": "GET", "PATH_INFO": "/"}, lambda *given: told.append(given))
-    assert [len(given) for given in told] == [2, 3]
-    assert issubclass(told[1][2][0], MemoryError)
+    body = service({"REQUEST_METHOD": "GET", "PATH_INFO": "/"}, lambda *given: told.append(given))
+    assert b"".join(body).startswith(b"{")
+    assert [given[0][:3] for given in told] == ["200", "413"][not has_heard :]
+    assert [len(given) for given in told] == [2, 3] if has_heard else [2]
+    assert not has_heard or issubclass(told[1][2][0], MemoryError)
+
+
+def test_write_of_wsgi_has_the_server_hear_the_headers_first():
+    told = []
+
+    def app(environ, start_response):
+        write = start_response("200 OK", [])
+        assert not told
+        write(b"a")
+        return [b"b"]
+
+    def start_response(status, headers):
+        told.append(status)
+        return told.append
+
+    service = WsgiMiddleware(app, default=request())
+    body = service({"REQUEST_METHOD": "GET", "PATH_INFO": "/"}, start_response)
+    assert (told, list(body)) == (["200 OK", b"a"], [b"b"])
 
 
 DJANGO = """

@@ -55,6 +55,16 @@ class _Steps:
     ) -> None:
         self._request._end(error)  # noqa: SLF001 - it exists for this call
 
+    def tell(self) -> None:
+        """BudgetExceeded: a step was given more than the request's limit, and nobody was told."""
+        self._request._tell()  # noqa: SLF001 - it exists for this call
+
+
+def _tell_of(steps: object) -> Callable[[], None]:
+    """What is asked after each step, before the generator's caller has what it made."""
+    tell: Callable[[], None] = getattr(steps, "tell", lambda: None)
+    return tell
+
 
 def in_scope(handler: Handler, function: Any) -> Any:
     """Make ``function`` run with ``handler`` selected. ``inspect`` sees the same kind of function."""
@@ -131,7 +141,9 @@ def _coroutine(how: _How, function: Callable[..., Any]) -> Callable[..., Corouti
 def _generator(how: _How, function: Callable[..., Any]) -> Callable[..., Generator[Any, Any, Any]]:
     @functools.wraps(function)
     def scoped(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
-        with how.steps() as handler:
+        steps = how.steps()
+        tell = _tell_of(steps)
+        with steps as handler:
             selected = handler
             with use(selected):
                 body = function(*args, **kwargs)
@@ -146,6 +158,7 @@ def _generator(how: _How, function: Callable[..., Any]) -> Callable[..., Generat
                         selected = current()
                         del step  # it may hold an exception, whose traceback holds this frame
                 try:
+                    tell()
                     sent = yield item
                 except BaseException as error:
                     step = functools.partial(body.throw, error)
@@ -159,6 +172,7 @@ def _async_generator(how: _How, function: Callable[..., Any]) -> Callable[..., A
     @functools.wraps(function)
     async def scoped(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
         steps = how.steps()
+        tell = _tell_of(steps)
         if how.waits and isinstance(steps, _Steps):
             await steps.wait()
         with steps as handler:
@@ -178,6 +192,7 @@ def _async_generator(how: _How, function: Callable[..., Any]) -> Callable[..., A
                         selected = current()
                         del step  # it may hold an exception, whose traceback holds this frame
                 try:
+                    tell()
                     sent = yield item
                 except BaseException as error:
                     step = functools.partial(body.athrow, error)

@@ -96,6 +96,11 @@ class NamedSteps(NamedBlock):
             return self._block._begin()  # noqa: SLF001 - made for this, here and below
         return self._block.handler
 
+    def tell(self) -> None:
+        """See ``_decorate._Steps``."""
+        if isinstance(self._block, Request):
+            self._block._tell()  # noqa: SLF001
+
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
     ) -> None:

@@ -306,7 +306,7 @@ def test_flasks_client_gets_the_answer_of_one_that_gets_no_room():
 
 
 @pytest.mark.parametrize("has_heard", [False, True])
-def test_what_replaces_headers_of_wsgi_has_the_exception_if_the_server_has_heard_them(has_heard):
+def test_only_headers_that_wsgi_has_heard_are_replaced_with_exception(has_heard):
     told = []
 
     def app(environ, start_response):

@@ -136,3 +136,55 @@ def test_a_thread_of_djangos_is_told(server: str) -> None:
     """,
         server,
     )
+
+
+def test_a_generator_on_a_thread_is_told_before_its_caller() -> None:
+    check(
+        START.replace("sys.argv[1]", "''")
+        + """
+    def plain(closed):
+        try:
+            take()
+            yield "made"
+        except ctxalloc.BudgetExceeded:
+            closed.append(True)
+            raise
+    def at_the_end(closed):
+        closed.append(True)
+        yield "made"
+        take()
+    def handles(closed):
+        try:
+            take()
+            yield "made"
+        except ctxalloc.BudgetExceeded:
+            closed.append(True)
+            yield "instead"
+    def of_async(body):
+        async def generator(closed):
+            for part in body(closed):
+                yield part
+        decorated = terms(generator)
+        async def used(closed):
+            return [part async for part in decorated(closed)]
+        return lambda closed: asyncio.run(used(closed))
+    found = collections.Counter()
+    def serve():
+        for body in (plain, at_the_end, handles):
+            for kind, work in ("plain", lambda closed: list(terms(body)(closed))), ("async", of_async(body)):
+                for _ in range(10):
+                    closed = []
+                    try:
+                        made = work(closed)
+                    except ctxalloc.BudgetExceeded:
+                        made = "told"
+                    found[body.__name__, kind, str(made), len(closed)] += 1
+    thread = threading.Thread(target=serve)
+    thread.start()
+    thread.join()
+    told = [(name, kind) for name in ("plain", "at_the_end") for kind in ("plain", "async")]
+    assert all(found[name, kind, "told", 1] == 10 or name == "plain" for name, kind in told), found
+    assert all(sum(found[name, kind, "told", n] for n in (0, 1)) == 10 for name, kind in told), found
+    assert found["handles", "plain", "['instead']", 1] == 10, found
+    """
+    )

@@ -286,9 +286,16 @@ impl PyRequest {
     /// Ends what `_begin` began.
     #[pyo3(signature = (error, /))]
     fn _end(slf: &Bound<'_, Self>, error: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let this = slf.get();
+        let over = if error.is_none() && this.is_whole() { this.overdraft(true) } else { Ok(()) };
         let refused = Self::end(slf, error);
-        slf.get().token.clear();
-        refused
+        this.token.clear();
+        refused.and(over)
+    }
+
+    /// BudgetExceeded: nobody was told yet of what it was given beyond a limit.
+    fn _tell(&self) -> PyResult<()> {
+        if self.is_whole() { self.overdraft(false) } else { Ok(()) }
     }
 
     /// For each error the BudgetExceeded of this request that led to it, before its end or after it, or None. A refusal

@@ -35,7 +35,7 @@ class Closing:
         except RuntimeError:
             self._loop = None
         self._context = None if self._loop is None else contextvars.copy_context()
-        _closers_of(response).append(self)
+        closers_of(response).append(self)
 
     def __call__(self) -> None:
         """Once as one of the closers, and once more as the last of them: those behind this one hold the HttpRequest."""
@@ -44,7 +44,7 @@ class Closing:
         if response is None:
             _HERE.closing = self
         else:
-            _closers_of(response).append(self)
+            closers_of(response).append(self)
 
     def end(self) -> None:
         """Ends the account: on the request's loop, where it has one, for there is looked later what has escaped."""
@@ -76,7 +76,8 @@ def _finish(serving: Serving, outcome: Outcome) -> None:
     serving.forget()
 
 
-def _closers_of(response: HttpResponseBase) -> list[Callable[[], None]]:
+def closers_of(response: HttpResponseBase) -> list[Callable[[], None]]:
+    """What Django calls when it closes the response."""
     closers: list[Callable[[], None]] = response._resource_closers  # noqa: SLF001 - there is no other way
     return closers
 

@@ -395,10 +395,11 @@ def note_what_django_answers() -> None:
     """Have Django tell the request of a refusal that it answers: with 500, when it has let go of the exception."""
     signals: Any = sys.modules.get("django.core.signals")
     if signals is not None:
-        signals.got_request_exception.connect(_note_refusal)  # again is as once
+        signals.got_request_exception.connect(note_refusal)  # again is as once
 
 
-def _note_refusal(**_: object) -> None:
+def note_refusal(*_: object, **__: object) -> None:
+    """The receiver of a framework's ``got_request_exception``: the exception is being handled, with a 500."""
     here, error = SERVING.get(), sys.exception()
     if here is not None and error is not None:
         here.refused_inside = here.refusal_of(error)

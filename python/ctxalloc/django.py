@@ -23,7 +23,7 @@ except ImportError:
 
 from ctxalloc import _frameworks, _serving, problems
 from ctxalloc._choices import ACCOUNT
-from ctxalloc._django_end import Closing
+from ctxalloc._django_end import Closing, closers_of
 from ctxalloc._errors import BudgetExceeded, NoRoom
 from ctxalloc._serving import KEY, Serving, Step
 from ctxalloc._waiting import Waiting
@@ -216,7 +216,7 @@ class AllocatorMiddleware:
 
 def _drop(response: HttpResponseBase | None) -> None:
     """Close what a response has open, which was made and is not sent; that the request is over its answer says."""
-    for close in getattr(response, "_resource_closers", ()):
+    for close in () if response is None else closers_of(response):
         _serving.closed(close)
 
 

@@ -115,7 +115,8 @@ def _note_what_flask_answers(app: _Application) -> None:
     flask: Any = sys.modules.get("flask")
     if flask is None:
         return
-    flask.got_request_exception.connect(_note_failure)  # again is as once
+    flask.got_request_exception.connect(_note)  # again is as once
+    flask.got_request_exception.connect(_frameworks.note_refusal)
     found = _frameworks.application_of(app)
     answers = getattr(found, "handle_user_exception", None)
     if answers is None or hasattr(answers, "_is_noted"):
@@ -141,14 +142,6 @@ def _note(_: object, exception: BaseException | None = None, **__: object) -> No
     serving = _serving.serving()
     if isinstance(serving, Serving):
         serving.answered = exception
-
-
-def _note_failure(app: object, exception: BaseException | None = None, **_: object) -> None:
-    """The same of what is answered with 500, as what Flask's hooks raise."""
-    _note(app, exception)
-    serving = _serving.serving()
-    if isinstance(serving, Serving) and exception is not None:
-        serving.refused_inside = serving.refusal_of(exception)
 
 
 def _is_file(content: object, environ: _Environ) -> bool:

@@ -132,9 +132,7 @@ impl Steps {
 
     fn step<'py>(&self, value: &Bound<'py, PyAny>) -> Stepped<'py> {
         let (py, request) = (value.py(), self.request.get());
-        if request.is_whole()
-            && let Err(overdraft) = request.overdraft(false)
-        {
+        if let Err(overdraft) = request.overdraft(false) {
             return self.thrown(py, overdraft.into_value(py).into_bound(py).into_any());
         }
         self.run(py, || {

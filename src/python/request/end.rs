@@ -44,10 +44,19 @@ impl PyRequest {
         if this.token.is_in_use() {
             return left; // still entered, in another Context
         }
-        let over = if error.is_none() && this.is_whole() { this.overdraft(true) } else { Ok(()) };
+        Self::end_told(slf, error, left)
+    }
+
+    /// Ends the request, and raises what `left` is, what ends with it, or what it was given beyond a limit.
+    pub(super) fn end_told(
+        slf: &Bound<'_, Self>,
+        error: Option<&Bound<'_, PyAny>>,
+        left: PyResult<()>,
+    ) -> PyResult<()> {
+        let over = if error.is_none() { slf.get().overdraft(true) } else { Ok(()) };
         let refused = Self::end(slf, error);
         match (left.and(refused), over) {
-            (Err(raised), Err(over)) => Err(refusal::raised_during(py, raised, over)),
+            (Err(raised), Err(over)) => Err(refusal::raised_during(slf.py(), raised, over)),
             (refused, over) => refused.and(over),
         }
     }

@@ -286,16 +286,14 @@ impl PyRequest {
     /// Ends what `_begin` began.
     #[pyo3(signature = (error, /))]
     fn _end(slf: &Bound<'_, Self>, error: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let this = slf.get();
-        let over = if error.is_none() && this.is_whole() { this.overdraft(true) } else { Ok(()) };
-        let refused = Self::end(slf, error);
-        this.token.clear();
-        refused.and(over)
+        let ended = Self::end_told(slf, error, Ok(()));
+        slf.get().token.clear();
+        ended
     }
 
     /// BudgetExceeded: nobody was told yet of what it was given beyond a limit.
     fn _tell(&self) -> PyResult<()> {
-        if self.is_whole() { self.overdraft(false) } else { Ok(()) }
+        self.overdraft(false)
     }
 
     /// For each error the BudgetExceeded of this request that led to it, before its end or after it, or None. A refusal

@@ -147,6 +147,9 @@ impl PyRequest {
     /// BudgetExceeded: native code was given more than a limit allows, since it does not survive a refusal. It is told
     /// once; `again`: once more while the request is above the limit.
     pub(super) fn overdraft(&self, again: bool) -> PyResult<()> {
+        if !self.is_whole() {
+            return Ok(());
+        }
         let error = self.if_begun(|request| request.overdraft(again)).flatten();
         error.map_or(Ok(()), |error| Err(error.into()))
     }

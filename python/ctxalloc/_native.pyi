@@ -378,12 +378,15 @@ class Exchange:
     base: Any
     tenant: Budget | None
     status: int | None
+    headers: MutableMapping[str, Any] | None
     replaced: Any
     is_disconnected: bool
     started: bool
     is_ending: bool
     is_whole: bool
     _refusal: Any
+    @property
+    def counts_whole(self) -> bool: ...
     @property
     def inner(self) -> dict[str, Any] | None: ...
     @property

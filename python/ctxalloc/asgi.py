@@ -9,9 +9,9 @@
         on_end=lambda scope, report: print(report.route, report.outcome, report.stats.peak_bytes),
     )
 
-Pure ASGI: no dependency, nothing is buffered. Tasks that a request starts, ``asyncio.to_thread`` and Rust futures
-belong to it. Neighbours: ``_serving`` has what is common with ``wsgi`` and ``django``; ``src/python/exchange`` does
-what every request needs; docs/services.md is the guide.
+Pure ASGI: no dependency, and nothing of a body is buffered; a whole request's headers go with what follows them. Tasks
+that a request starts, ``asyncio.to_thread`` and Rust futures belong to it. Neighbours: ``_serving`` has what is common
+with ``wsgi`` and ``django``; ``src/python/exchange`` does what every request needs; docs/services.md is the guide.
 """
 
 import inspect
@@ -215,6 +215,7 @@ class AllocatorMiddleware:
 
     async def _failed(self, exchange: "_Exchange", error: BaseException, receive: _Receive) -> None:
         """The application has raised: answer a refusal, or let the exception go on."""
+        exchange.drop_headers()
         refused = exchange.refusal_of(error)
         if refused is None and isinstance(error, Exception):
             refused = exchange.replaced  # it failed once more
@@ -235,6 +236,7 @@ class AllocatorMiddleware:
 
     async def _returned(self, exchange: "_Exchange", receive: _Receive) -> None:
         """The application has returned, and something is left to do."""
+        exchange.drop_headers()
         if exchange.replaced is not None:  # and the framework has kept its exception
             try:
                 exchange.close_after(exchange.replaced)
@@ -288,8 +290,11 @@ class _Exchange(Exchange, Served):
             if refused is not None and status == 500 and self._answers:
                 self.replaced = refused
                 return _nothing()
-            self.started = True
             self.status = status
+            if self.counts_whole:
+                self.headers = message
+                return _nothing()
+            self.started = True
         elif kind in ("http.response.pathsend", "websocket.close", "http.response.zerocopysend"):
             if not message.get("more_body", False):  # the last of them only may have it
                 self.is_ending = True
@@ -301,6 +306,21 @@ class _Exchange(Exchange, Served):
             self.started = True
             self.status = message["status"]
         return self.to_server(message)
+
+    async def _send_after(self, headers: _Message, message: _Message) -> None:
+        """The headers, and what follows them.
+
+        Until then a whole request may be told what it was given beyond its limit, wherever it runs just now: in a task
+        between the headers and the body, too. ASGI has servers wait as well, and hypercorn does.
+        """
+        self.started = True
+        await self.to_server(headers)
+        await self.send(message)
+
+    def drop_headers(self) -> None:
+        """Nothing has followed them."""
+        if self.headers is not None:
+            self.headers = self.status = None
 
     async def _last(self, sending: Awaitable[None]) -> None:
         """The last message, and the end of the account. The ContextVar is not touched: this may be another task."""

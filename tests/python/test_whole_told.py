@@ -3,6 +3,8 @@
 Before CPython 3.12 only the main thread can be told between two instructions.
 """
 
+from pathlib import Path
+
 import pytest
 from whole_programs import check, needs_library
 
@@ -187,4 +189,59 @@ def test_a_generator_on_a_thread_is_told_before_its_caller() -> None:
     assert all(sum(found[name, kind, "told", n] for n in (0, 1)) == 10 for name, kind in told), found
     assert found["handles", "plain", "['instead']", 1] == 10, found
     """
+    )
+
+
+@pytest.mark.once
+def test_an_answer_that_has_only_headers_is_replaced() -> None:
+    """What comes between them and the body: the step of a stream, a task of a middleware's that is told for a thread."""
+    check(
+        """
+    import hashlib
+    sys.path.insert(0, sys.argv[1])
+    from asgi_calls import call, http
+    from ctxalloc.asgi import AllocatorMiddleware
+
+    START = {"type": "http.response.start", "status": 200, "headers": []}
+    PART = {"type": "http.response.body", "body": b"a", "more_body": True}
+    async def app(scope, receive, send):
+        at = scope["path"]
+        if at == "/sends":
+            await send({**START, "status": 404})
+            await send(PART)
+            await send({"type": "http.response.body", "body": b"b"})
+            return
+        await send(START)
+        if at == "/headers":
+            return
+        if at == "/fails":
+            raise ValueError(at)
+        if at == "/later":
+            await send(PART)
+        hashlib.scrypt(b"a", salt=b"b", n=2**12, r=8, p=1)  # OpenSSL's 4 MiB are granted
+        await send({"type": "http.response.body", "body": b"b"})
+
+    reports = {}
+    def ended(scope, report):
+        reports[scope["path"]] = (report.outcome, report.status)
+    terms = ctxalloc.request(whole=True, limit_bytes=2 * MiB)
+    service = AllocatorMiddleware(app, default=terms, on_end=ended)
+    answers = {}
+    for at in ("/sends", "/takes", "/later", "/headers", "/fails"):
+        try:
+            client = asyncio.run(call(service, http(at)))
+        except (ValueError, ctxalloc.BudgetExceeded) as error:
+            answers[at] = type(error)
+        else:
+            answers[at] = [message.get("status", message.get("body", b"")[:1]) for message in client.sent]
+    assert answers == {
+        "/sends": [404, b"a", b"b"], "/takes": [413, b"{"], "/later": ctxalloc.BudgetExceeded,
+        "/headers": [], "/fails": ValueError,
+    }, answers
+    assert reports == {
+        "/sends": ("completed", 404), "/takes": ("refused", 413), "/later": ("refused", 200),
+        "/headers": ("unfinished", None), "/fails": ("failed", None),
+    }, reports
+    """,
+        str(Path(__file__).parent),
     )

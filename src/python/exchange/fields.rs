@@ -18,6 +18,8 @@ pub(super) struct Fields {
     pub(super) tenant: Option<Py<PyAny>>,
     /// The status of the answer, once it is begun.
     pub(super) status: Option<Py<PyAny>>,
+    /// The headers of a whole request's answer, which go with what follows them.
+    pub(super) headers: Option<Py<PyAny>>,
     /// The refusal that is answered in place of the 500 that a framework inside made of it.
     pub(super) replaced: Option<Py<PyAny>>,
     /// The last refusal that was found to have led to an exception.
@@ -35,13 +37,14 @@ pub(super) struct Fields {
 impl Fields {
     /// Takes out what may keep many objects alive: the scopes, the server's `send`, exceptions with their tracebacks.
     pub(super) fn take_exchanged(&mut self) -> impl Sized + use<> {
-        (self.scope.take(), self.inner.take(), self.to_server.take(), self.replaced.take(), self.refusal.take())
+        let answer = (self.to_server.take(), self.headers.take(), self.replaced.take(), self.refusal.take());
+        (self.scope.take(), self.inner.take(), answer)
     }
 
     pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.inner)?;
-        let objects =
-            [&self.scope, &self.to_server, &self.mark, &self.tenant, &self.status, &self.replaced, &self.refusal];
-        objects.into_iter().try_for_each(|object| visit.call(object))
+        let served = [&self.scope, &self.mark, &self.tenant];
+        let answer = [&self.to_server, &self.status, &self.headers, &self.replaced, &self.refusal];
+        served.into_iter().chain(answer).try_for_each(|object| visit.call(object))
     }
 }

@@ -150,8 +150,14 @@ impl PyExchange {
     fn send<'py>(slf: &Bound<'py, Self>, message: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let (py, this) = (slf.py(), slf.get());
         let request = this.begun()?.request.get();
-        if request.is_whole() && handled(py)?.is_none() {
-            request.overdraft(false)?; // before a word of the answer is sent, if it can be
+        if request.is_whole() {
+            if handled(py)?.is_none() {
+                request.overdraft(false)?; // before a word of the answer is sent, if it can be
+            }
+            let headers = this.fields().headers.take();
+            if let Some(headers) = headers {
+                return slf.call_method1(intern!(py, "_send_after"), (headers, message));
+            }
         }
         let unusual = || slf.call_method1(intern!(py, "_send"), (message,));
         let Ok(items) = message.cast_exact::<PyDict>() else { return unusual() };
@@ -182,7 +188,7 @@ impl PyExchange {
             return unusual();
         }
         let Some(status) = items.get_item(intern!(py, "status"))? else { return unusual() };
-        if is_error(&status)? {
+        if is_error(&status)? || request.is_whole() {
             return unusual();
         }
         {
@@ -290,6 +296,23 @@ impl PyExchange {
     fn set_status(&self, value: Option<Py<PyAny>>) {
         let old = std::mem::replace(&mut self.fields().status, value);
         drop(old);
+    }
+
+    #[getter]
+    fn headers(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.fields().headers.as_ref().map(|it| it.clone_ref(py))
+    }
+
+    #[setter]
+    fn set_headers(&self, value: Option<Py<PyAny>>) {
+        let old = std::mem::replace(&mut self.fields().headers, value);
+        drop(old);
+    }
+
+    /// Whether the request counts native memory and objects too.
+    #[getter]
+    fn counts_whole(&self) -> PyResult<bool> {
+        Ok(self.begun()?.request.get().is_whole())
     }
 
     #[getter]

@@ -310,8 +310,8 @@ class _Exchange(Exchange, Served):
     async def _send_after(self, headers: _Message, message: _Message) -> None:
         """The headers, and what follows them.
 
-        Until then a whole request may be told what it was given beyond its limit, wherever it runs just now: in a task
-        between the headers and the body, too. ASGI has servers wait as well, and hypercorn does.
+        So a stream that passes the limit before its first part is answered. ASGI has servers wait as well, as hypercorn
+        does.
         """
         self.started = True
         await self.to_server(headers)

@@ -194,7 +194,7 @@ def test_a_generator_on_a_thread_is_told_before_its_caller() -> None:
 
 @pytest.mark.once
 def test_an_answer_that_has_only_headers_is_replaced() -> None:
-    """What comes between them and the body: the step of a stream, a task of a middleware's that is told for a thread."""
+    """Something comes between them and the body: the first step of a stream."""
     check(
         """
     import hashlib

@@ -62,8 +62,8 @@ export PIP_QUIET := 1
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-# maturin installs into the environment named here.
-in_venv := VIRTUAL_ENV=$(CURDIR)/$(VENV) PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
+# maturin installs into the environment named here. Without make's flags: cargo would look for its jobserver.
+in_venv := MAKEFLAGS= VIRTUAL_ENV=$(CURDIR)/$(VENV) PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 pip_install := -m pip install
 
 .PHONY: help
@@ -113,6 +113,15 @@ $(DONE)/extension: $(DONE)/package $(extension_sources)
 	$(in_venv) maturin develop --quiet --release --locked $(of_extension)
 	touch $@
 
+# What takes long of both, which ends on one processor: so at the same time. The extension is installed after the package,
+# on which it depends.
+.PHONY: compiled
+compiled: $(DONE)/build-tools
+	$(side_by_side) $(DONE)/package target/extension/compiled
+target/extension/compiled: $(rust_sources) $(extension_sources)
+	$(in_venv) maturin build --quiet --release --locked --out target/extension/wheels $(of_extension)
+	touch $@
+
 # Built with the oldest supported CPython, and tested with the newest too.
 $(WHEELS)/stamp: $(DONE)/extension $(python_sources) README.md
 	mkdir -p $(WHEELS) && rm -f $(WHEELS)/*.whl
@@ -144,7 +153,7 @@ c-library: ## the C library without Python, its header and its pkg-config file, 
 
 .PHONY: test lint lint-rust lint-python types types-stubs types-sources doc \
 	test-rust test-rust-services test-rust-core test-c oracle test-python test-newest test-oldest-numpy
-test: lint-rust doc lint-python types test-rust test-c oracle test-python ## what every change must pass; CI also runs test-newest and test-oldest-numpy
+test: lint-rust doc compiled lint-python types test-rust test-c oracle test-python ## what every change must pass; CI also runs test-newest and test-oldest-numpy
 	@echo 'make test: passed. Not run here, but in CI: make test-newest test-oldest-numpy'
 lint: lint-rust lint-python types ## formatters, linters and type checks only
 
@@ -180,6 +189,8 @@ types-sources:
 	$(PY) -m mypy
 	$(PY) scripts/typed_documents.py README.md
 
+# Those of the C interface and of CUDA's sources too: alone, each took as long to build as a tenth of all tests.
+tested := $(services),cuda,capi
 # The Python binding is tested from Python: only what is tested of `whole` in Rust links libpython. The core alone has no
 # tokio and reports nothing to tracing (src/trace.rs): what takes long and touches neither is not run a second time.
 core_skips := $(foreach test,apart_under_many_threads what_a_frame_says blocks_taken_and_given_back,--skip $(test))
@@ -188,15 +199,13 @@ core_alone := --lib --test rust --test requests --test process --test events --t
 test_threads := --test-threads=4
 # Cargo builds one after the other; then both run at the same time. Without make's flags: cargo would look for its jobserver.
 test-rust: $(DONE)/venv ## cargo test: with tokio and tracing, and the core alone
-	$(CARGO) test --quiet --locked $(services) --no-run
+	$(CARGO) test --quiet --locked $(tested) --no-run
 	$(CARGO) test --quiet --locked --no-default-features $(core_alone) --no-run
 	$(side_by_side) test-rust-services test-rust-core
-	$(CARGO) test --quiet --locked --no-default-features --features capi --lib draft
-	$(CARGO) test --quiet --locked --no-default-features --features cuda --test cuda
 	$(CARGO) test --quiet --locked --features whole,metrics --lib -- whole:: metrics::
-	CARGO_PROFILE_RELEASE_LTO=false CARGO_PROFILE_RELEASE_CODEGEN_UNITS=16 $(CARGO) test --quiet --release --locked --test optimized --target-dir target/optimized
+	$(CARGO) test --quiet --locked --profile optimized --test optimized
 test-rust-services:
-	MAKEFLAGS= $(CARGO) test --quiet --locked $(services) -- $(test_threads)
+	MAKEFLAGS= $(CARGO) test --quiet --locked $(tested) -- $(test_threads)
 test-rust-core:
 	MAKEFLAGS= $(CARGO) test --quiet --locked --no-default-features $(core_alone) -- $(test_threads) $(core_skips)
 

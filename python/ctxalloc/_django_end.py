@@ -16,7 +16,8 @@ from typing import Any
 from django.core.signals import request_finished
 from django.http.response import HttpResponseBase
 
-from ctxalloc._serving import Outcome, Serving
+from ctxalloc._outcome import Outcome
+from ctxalloc._serving import Serving
 
 _HERE = threading.local()
 """``closing``: the Closing whose response this thread is closing."""

@@ -24,16 +24,8 @@ from ctxalloc import _frameworks, _routing, problems
 from ctxalloc._choices import ACCOUNT, Choice, Scope, Terms, Unmatched
 from ctxalloc._errors import BudgetExceeded, NoRoom
 from ctxalloc._native import Budget, Exchange, Exchanges, Handler, Request
-from ctxalloc._serving import (
-    KEY,
-    SERVING,
-    OnEnd,
-    Report,
-    Served,
-    Service,
-    Serving,
-    Step,
-)
+from ctxalloc._outcome import OnEnd, Report
+from ctxalloc._serving import KEY, SERVING, Served, Service, Serving, Step
 from ctxalloc._waiting import Client, Gone, Waiting
 
 __all__ = ["AllocatorMiddleware", "Choice", "Report", "Scope", "Terms", "debug_app"]

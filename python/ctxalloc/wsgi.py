@@ -20,7 +20,8 @@ from ctxalloc import _frameworks, _routing, _serving, problems
 from ctxalloc._choices import ACCOUNT, Choice, Unmatched
 from ctxalloc._errors import BudgetExceeded
 from ctxalloc._native import Budget, Request
-from ctxalloc._serving import KEY, REQUEST_KEY, OnEnd, Serving, Step
+from ctxalloc._outcome import OnEnd
+from ctxalloc._serving import KEY, REQUEST_KEY, Serving, Step
 
 __all__ = ["AllocatorMiddleware"]
 

@@ -95,7 +95,7 @@ def check(inventory: Path) -> list[str]:
 
 
 def _public_part(name: str) -> str:
-    """``Report`` of ``ctxalloc._serving.Report`` and of its members; empty where a class or a member is private."""
+    """``Report`` of ``ctxalloc._outcome.Report`` and of its members; empty where a class or a member is private."""
     parts = name.split(".")[1:]
     after = parts[1:] if parts and parts[0].startswith("_") else parts
     return "" if any(part.startswith("_") for part in after) or not after else after[0]

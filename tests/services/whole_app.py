@@ -6,7 +6,7 @@ from typing import Any
 
 import ctxalloc
 from ctxalloc import asgi, wsgi
-from ctxalloc._serving import Report
+from ctxalloc._outcome import Report
 
 TERMS = {
     "/parse": ctxalloc.request(whole=True),

@@ -15,11 +15,14 @@ from language import Node, dump
 TREE: Final = Path(__file__).resolve().parents[2]
 RUNTIMES: Final = ("current", "multi", "local")
 """tokio's current_thread and multi_thread runtimes, and `spawn_local` on a LocalSet."""
+FEATURES: Final = "axum,rayon,metrics,cuda,capi"
+"""Those of `tested` in the Makefile: `cargo test` builds examples too, so nothing is left to build."""
 
 
 def build(profile: str, tree: Path = TREE) -> Path:
     """Builds the interpreter and says where it is. RuntimeError with cargo's words if that fails."""
-    command = ["cargo", "build", "--locked", "--example", "oracle", "--profile", profile, "--message-format", "json"]
+    command = ["cargo", "build", "--locked", "--example", "oracle", "--features", FEATURES]
+    command += ["--profile", profile, "--message-format", "json"]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
     if done.returncode:
         messages = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

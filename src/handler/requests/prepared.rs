@@ -226,6 +226,8 @@ fn choice_of(outer: &Held) -> Choice {
     match (state.memory.noted(), state.left_out_by) {
         (Some(noted), _) => Choice::Recorded(noted.clone()),
         (None, 0) => Choice::None,
+        // It is over, and so is all around it: what begins now is chosen by itself, as where this was recorded.
+        (None, _) if state.chain.has_ended() && !state.chain.is_inside_of_a_live_one() => Choice::None,
         (None, by) => Choice::LeftOut(by),
     }
 }

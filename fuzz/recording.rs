@@ -126,9 +126,10 @@ fuzz_target!(|data: &[u8]| {
                 assert!(by == 0 || begun.contains(&by));
                 expected.refused += 1;
             }
-            What::End { .. } => {
+            What::End { sums, .. } => {
                 assert!(ended.insert(event.request));
                 expected.ended += 1;
+                expected.with_others += u64::from(sums.includes_others);
             }
             _ => {}
         }

@@ -109,6 +109,7 @@ _FACTS: Final = (
     "requests",
     "unfinished",
     "torn",
+    "with_others",
     "left_out",
     "unordered_peaks",
     "blocks",
@@ -181,6 +182,7 @@ def _print(path: Path, facts: dict[str, Any], rounds_of: Measured, *, is_partial
     for count, what in (
         (facts["unfinished"], "without an end in the recording, not compared"),
         (facts["torn"], "requests that were open where the recording has a gap, not compared"),
+        (facts["with_others"], "requests whose budget others were charged to, not compared"),
         (
             facts["left_out"],
             "events left out: what they belong to is not in the recording, or they charge an ended request",

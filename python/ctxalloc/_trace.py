@@ -108,6 +108,7 @@ def _known(row: dict[str, Any]) -> dict[str, Any]:
                 "moved",
                 "refused",
                 "refused_allocations",
+                "with_others",
                 "escaped_blocks",
                 "escaped_bytes",
                 "freed_on_other_threads",
@@ -157,11 +158,12 @@ def print_info(path: Path, out: TextIO, *, is_json: bool) -> None:
         }
         _print_json(known, (_known(info.row(at)) for at in order), out)
         return
-    requests = 0
+    requests = with_others = 0
     sizes: Counter[int] = Counter()
     for at in order:
         row = info.row(at)
         requests += row["requests"]
+        with_others += row["with_others"]
         sizes.update(row["classes"])
     print(
         f"{printable(str(path))}: {counted(requests, 'request')}, "
@@ -198,6 +200,9 @@ def print_info(path: Path, out: TextIO, *, is_json: bool) -> None:
         "  peak and escaped: with what requests inside made; refused: by the limits of these requests",
         file=out,
     )
+    if with_others:
+        said = f"{counted(with_others, 'request')} whose budget others were charged to"
+        print(f"  {said}: peaks include that, and escapes do not", file=out)
     table(
         "blocks by size",
         ("up to", "blocks"),

@@ -126,7 +126,7 @@ fn numbers(event: Event) -> EventNumbers {
         What::Free { block } => ("free", vec![block]),
         What::Refused { bytes, by } => ("refused", vec![bytes, by]),
         What::End { sums, page_faults } => {
-            let Sums { peak_bytes, total_bytes, blocks, live_bytes, refused } = sums;
+            let Sums { peak_bytes, total_bytes, blocks, live_bytes, refused, .. } = sums;
             ("end", [peak_bytes, total_bytes, blocks, live_bytes, refused].into_iter().chain(page_faults).collect())
         }
     };
@@ -305,6 +305,7 @@ impl PyInfo {
             ("moved", row.moved),
             ("refused", row.refused),
             ("refused_allocations", row.refused_allocations),
+            ("with_others", row.with_others),
             ("escaped_bytes", row.escaped_bytes),
             ("freed_on_other_threads", row.freed_elsewhere),
         ] {

@@ -41,6 +41,7 @@ pub(super) fn planned<'py>(
         ("requests", facts.requests),
         ("unfinished", facts.unfinished),
         ("torn", facts.torn),
+        ("with_others", facts.with_others),
         ("left_out", facts.left_out),
         ("unordered_peaks", facts.unordered_peaks),
         ("blocks", facts.blocks),

@@ -23,6 +23,8 @@ const OTHER_REQUEST: u8 = 0x10;
 const OTHER_THREAD: u8 = 0x20;
 /// Of an allocation: zeroed. Of a resize: moved. Of a refusal: whose limit it was follows. Of an end: page faults do.
 const FLAG: u8 = 0x40;
+/// Of an end: the account includes others. A reader that does not know it takes the sums for those of the events.
+const OTHERS_TOO: u8 = 0x80;
 const BEGIN: u8 = 0;
 const ALLOCATE: u8 = 1;
 const RESIZE: u8 = 2;
@@ -155,8 +157,10 @@ impl Events {
             What::End { page_faults, .. } => (END, page_faults.is_some()),
         };
         let (other_request, other_thread) = (event.request != before.request, event.thread != before.thread);
-        let flags = [(other_request, OTHER_REQUEST), (other_thread, OTHER_THREAD), (flag, FLAG)]
-            .map(|(is, bit)| u8::from(is) * bit);
+        let others_too = matches!(event.what, What::End { sums, .. } if sums.includes_others);
+        let flags =
+            [(other_request, OTHER_REQUEST), (other_thread, OTHER_THREAD), (flag, FLAG), (others_too, OTHERS_TOO)]
+                .map(|(is, bit)| u8::from(is) * bit);
         bytes.push(flags.into_iter().fold(kind, |first, flag| first | flag));
         put(bytes, event.at_ns.saturating_sub(before.at_ns));
         if other_request {
@@ -193,7 +197,7 @@ impl Events {
                 }
             }
             What::End { sums, page_faults } => {
-                let Sums { peak_bytes, total_bytes, blocks, live_bytes, refused } = sums;
+                let Sums { peak_bytes, total_bytes, blocks, live_bytes, refused, includes_others: _ } = sums;
                 for number in [peak_bytes, total_bytes, blocks, live_bytes, refused].into_iter().chain(page_faults) {
                     put(bytes, number);
                 }
@@ -278,6 +282,7 @@ pub(super) fn read_event(bytes: &mut Bytes<'_>, before: &mut Before) -> Option<T
                 blocks: bytes.number()?,
                 live_bytes: bytes.number()?,
                 refused: bytes.number()?,
+                includes_others: first & OTHERS_TOO != 0,
             };
             What::End { sums, page_faults: if flag { Some(bytes.number()?) } else { None } }
         }
@@ -293,7 +298,8 @@ mod tests {
 
     #[test]
     fn events_come_back_as_they_were() {
-        let sums = Sums { peak_bytes: 1 << 40, total_bytes: u64::MAX, blocks: 3, live_bytes: 0, refused: 9 };
+        let sums = Sums { peak_bytes: 1 << 40, total_bytes: u64::MAX, blocks: 3, refused: 9, ..Sums::default() };
+        let with_others = Sums { includes_others: true, ..sums };
         let whats = [
             What::Begin { name: 7, handler: 0, parent: 3 },
             What::Allocate { block: 9, bytes: 800, align: 64, zeroed: true },
@@ -304,6 +310,8 @@ mod tests {
             What::Free { block: 9 },
             What::End { sums, page_faults: None },
             What::End { sums, page_faults: Some(u64::MAX) },
+            What::End { sums: with_others, page_faults: None },
+            What::End { sums: with_others, page_faults: Some(7) },
         ];
         let numbers = (0..).map(|number: u64| (number * 1_000_007, number as u32 / 3, 5 - number / 2));
         let events: Vec<_> =

@@ -100,7 +100,8 @@ pub enum What {
     },
 }
 
-/// What a request's account says at its end, with that of the requests inside of it: the sums of its events are these.
+/// What a request's account says at its end, with that of the requests inside of it: the sums of its events are these,
+/// unless it [includes others](Self::includes_others).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Sums {
@@ -114,4 +115,7 @@ pub struct Sums {
     pub live_bytes: u64,
     /// How often it asked for memory and was refused, whosever limit that was: as metrics count it, and not as `stats`.
     pub refused: u64,
+    /// Whether it may have been charged for more than the recording has of it and of those inside of it: for a request
+    /// whose budget it was, or for what was charged to its budget by itself.
+    pub includes_others: bool,
 }

@@ -49,6 +49,15 @@ pub(crate) enum Choice {
     Recorded(Noted),
 }
 
+impl Choice {
+    /// Whether the recording knows the request as one inside of that with the account of this number.
+    pub(crate) fn is_inside(&self, account: u64) -> bool {
+        // The nearest first, which is the youngest and has the highest number.
+        let is_around = |noted: &Noted| noted.around.binary_search_by(|one| account.cmp(&one.account)).is_ok();
+        matches!(self, Self::Recorded(noted) if is_around(noted))
+    }
+}
+
 /// Decides whether a request is recorded that begins now. `outer`: what the request around it is; `account`: its
 /// account's number.
 #[inline]

@@ -132,6 +132,7 @@ impl Budget {
     pub fn charge(&self, bytes: usize) -> Result<Charge, Error> {
         let _unattributed = unattributed(); // a heap at its limit could not tell of the refusal
         let chain = Chain::of_budget(&self.account);
+        chain.tell_others(|_| false);
         match chain.take(bytes, 0) {
             Ok(()) => Ok(Charge { chain, bytes }),
             Err(refused) => Err(chain.error(refused)),

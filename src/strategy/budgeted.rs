@@ -34,6 +34,7 @@ impl<S: Strategy> Budgeted<S> {
     #[must_use]
     pub fn new(upstream: S, budget: Budget) -> Self {
         let chain = Chain::of_budget(budget.account());
+        chain.tell_others(|_| false);
         Self { blocks: Prefixed::new(upstream), budget, chain }
     }
 

@@ -39,6 +39,7 @@ impl Account {
             blocks: self.blocks,
             live_bytes: self.live_bytes,
             refused: self.refused,
+            includes_others: false,
         }
     }
 }

@@ -16,8 +16,9 @@ pub(super) struct Planned {
     pub(super) sums: Sums,
     /// Whether its end was recorded.
     pub(super) has_ended: bool,
-    /// Whether its sums are those of its events only: some may be missing.
-    pub(super) is_torn: bool,
+    /// Whether its sums are those of its events only, and not the recorded account's: the recording may lack some of
+    /// its events, or the account includes others.
+    pub(super) is_uncompared: bool,
     /// Whether something is made in its memory after its end.
     pub(super) is_used_later: bool,
     /// Whether it is one of a route's: inside of no other one, but of a recorded program.
@@ -41,6 +42,8 @@ pub struct Facts {
     /// Requests, inner ones too, that were open where a part of the recording cannot be read. Their sums are not
     /// compared.
     pub torn: u64,
+    /// Requests, inner ones too, whose account [includes others](Sums::includes_others). Their sums are not compared.
+    pub with_others: u64,
     /// Events that cannot be replayed: of requests or blocks whose beginning is not in the recording, and charges of
     /// what was not made, after the end of their request and of all around it.
     pub left_out: u64,

@@ -280,11 +280,12 @@ impl<'a> Planner<'a> {
         self.facts.requests += u64::from(is_counted);
         let index = self.planned.len() as u32;
         let has_ended = false;
-        let is_torn = self.recording.is_torn(event.request);
+        let is_uncompared = self.recording.is_torn(event.request);
         let sums = Sums::default();
         let number = event.request;
         let (outer, is_used_later) = (around.map(|(index, ..)| index), false);
-        let planned = Planned { number, parent: outer, route, sums, has_ended, is_torn, is_used_later, is_counted };
+        let planned =
+            Planned { number, parent: outer, route, sums, has_ended, is_uncompared, is_used_later, is_counted };
         self.planned.push(planned);
         let lane = self.lane(event.thread)?;
         let after = [self.turn.map(|turn| (turn, true)), self.roots[root].map(|last| (last, false))];
@@ -415,8 +416,9 @@ impl<'a> Planner<'a> {
         let has_several_makers = found.maker == Some(None) || found.has_inner;
         let is_same = |sums: Sums| (sums.total_bytes, sums.blocks, sums.live_bytes);
         let peaks_differ = sums.peak_bytes != recorded.peak_bytes;
-        let is_torn = self.planned[index as usize].is_torn;
-        if !is_torn && (is_same(sums) != is_same(recorded) || (peaks_differ && !has_several_makers)) {
+        let is_torn = self.planned[index as usize].is_uncompared;
+        let is_uncompared = is_torn || recorded.includes_others;
+        if !is_uncompared && (is_same(sums) != is_same(recorded) || (peaks_differ && !has_several_makers)) {
             let (made, said) = (plainly(&sums), plainly(&recorded));
             return Err(contradicts(format!(
                 "request {}: its events make {made}, and its account said {said}",
@@ -424,9 +426,10 @@ impl<'a> Planner<'a> {
             )));
         }
         self.facts.torn += u64::from(is_torn);
-        self.facts.unordered_peaks += u64::from(peaks_differ && !is_torn);
+        self.facts.with_others += u64::from(is_uncompared && !is_torn);
+        self.facts.unordered_peaks += u64::from(peaks_differ && !is_uncompared);
         let planned = &mut self.planned[index as usize];
-        (planned.sums, planned.has_ended) = (sums, true);
+        (planned.sums, planned.has_ended, planned.is_uncompared) = (sums, true, is_uncompared);
         let lane = self.lane(event.thread)?;
         let after = [self.turn.map(|turn| (turn, true)), self.roots[root].map(|last| (last, false))];
         let last = self.push(lane, Act::End { request: index }, after);

@@ -335,12 +335,12 @@ impl<'a> Stage<'a> {
     fn end(&self, number: u32) -> Result<(), String> {
         let ending = lock(&self.places[number as usize]).request.take().ok_or("a request ends that did not begin")?;
         let stats = ending.end().stats;
-        let Planned { sums, is_torn, is_counted, .. } = &self.plan.requests[number as usize];
+        let Planned { sums, is_uncompared, is_counted, .. } = &self.plan.requests[number as usize];
         let found = sums_of(&stats);
         if !is_same(&found, sums) {
             return Err(format!("its account says {}, and the recording {}", plainly(&found), plainly(sums)));
         }
-        self.compared.fetch_add(u64::from(!is_torn), Ordering::Relaxed);
+        self.compared.fetch_add(u64::from(!is_uncompared), Ordering::Relaxed);
         if *is_counted && self.ended.fetch_add(1, Ordering::Relaxed) + 1 == self.plan.middle {
             *lock(&self.middle) = Some(Moment::now());
         }
@@ -359,6 +359,7 @@ fn sums_of(stats: &Stats) -> Sums {
         blocks: stats.total_blocks,
         live_bytes: stats.live_bytes as u64,
         refused: stats.refused,
+        includes_others: false,
     }
 }
 

@@ -38,13 +38,13 @@ impl Plan {
         }
         words.put(self.requests.len())?;
         for planned in &self.requests {
-            let Planned { number, parent, route, sums, has_ended, is_torn, is_used_later, is_counted } = planned;
+            let Planned { number, parent, route, sums, has_ended, is_uncompared, is_used_later, is_counted } = planned;
             words.put(parent.map_or(0, |parent| parent as usize + 1))?;
             words.put(*route as usize)?;
             for number in [sums.peak_bytes, sums.total_bytes, sums.blocks, sums.live_bytes, sums.refused] {
                 words.number(number)?;
             }
-            let flags = [*has_ended, *is_torn, *is_used_later, *is_counted].map(usize::from);
+            let flags = [*has_ended, *is_uncompared, *is_used_later, *is_counted].map(usize::from);
             words.put(flags[0] | flags[1] << 1 | flags[2] << 2 | flags[3] << 3)?;
             words.number(*number)?;
         }
@@ -199,12 +199,13 @@ impl Rest<'_> {
             blocks: self.number()?,
             live_bytes: self.number()?,
             refused: self.number()?,
+            includes_others: false, // its sums are those of its events then
         };
         let flags = self.number()?;
         let parent = parent.checked_sub(1).map(|parent| parent as u32);
-        let [has_ended, is_torn, is_used_later, is_counted] = [1, 2, 4, 8].map(|bit| flags & bit != 0);
+        let [has_ended, is_uncompared, is_used_later, is_counted] = [1, 2, 4, 8].map(|bit| flags & bit != 0);
         let (number, route) = (self.number()?, route as u32);
-        Some(Planned { number, parent, route, sums, has_ended, is_torn, is_used_later, is_counted })
+        Some(Planned { number, parent, route, sums, has_ended, is_uncompared, is_used_later, is_counted })
     }
 
     fn step(&mut self) -> Option<Step> {

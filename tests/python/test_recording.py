@@ -440,3 +440,61 @@ def test_what_cannot_be_read_is_said_with_its_place(tmp_path: Path, capsys: pyte
     assert "at byte 8: the checksum of a frame is wrong" in capsys.readouterr().err
     assert main(["trace", "info", str(tmp_path / "nothing")]) == 2
     assert "there is no such file" in capsys.readouterr().err
+
+
+PAYS_FOR_OTHERS = """
+import os, threading, numpy, ctxalloc
+
+def other(payer, name):
+    with ctxalloc.request(name=name, budget=payer.budget):
+        numpy.zeros(20_000)
+        kept.append(numpy.zeros(30_000))
+
+kept = []
+recorder = ctxalloc.record(sys.argv[1], one_in=1, share=1.0)
+with ctxalloc.request(name="around"):
+    for _ in range(30):
+        with ctxalloc.request(name="payer", root=True) as payer:
+            left = numpy.zeros(1000)
+            thread = threading.Thread(target=other, args=(payer, "on a thread"))
+            thread.start()
+            thread.join()
+            with ctxalloc.request(name="inside", budget=payer.budget):
+                numpy.zeros(5000)
+        with ctxalloc.request(name="payer at once") as payer:
+            pass
+        with ctxalloc.request(name="late", budget=payer.budget):
+            numpy.zeros(7000)
+    with ctxalloc.request(name="parents", root=True) as payer:
+        child = os.fork() if hasattr(os, "fork") else None
+        if child == 0:
+            other(payer, "of the child")
+            recorder.stop()
+            os._exit(0)
+        if child:
+            os.waitpid(child, 0)
+recorder.stop()
+"""
+
+
+def test_who_pays_for_others_by_a_budget_is_told_and_not_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace"
+    says(PAYS_FOR_OTHERS.replace("sys.argv[1]", repr(str(path))))
+    for name, line in (
+        ("replay", "30 requests whose budget others were charged to, not compared"),
+        ("trace info", "30 requests whose budget others were charged to: peaks include that, and escapes do not"),
+    ):
+        words = [*name.split(), path, *(["--rounds", "1", "--strategy", "default"] if name == "replay" else [])]
+        done = commands.ctxalloc(*words)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert f"  {line}\n" in done.stdout
+    rows = by_name(path, capsys)
+    assert {name for name, row in rows.items() if row["with_others"]} == {"payer"}
+    assert rows["payer"]["peak_bytes"]["max"] == 8000 + 240_000 + 40_000
+    assert rows["payer"]["escaped_bytes"] == 30 * 8000
+    for words in (["replay", "--route", "payer"], ["recommend"]):
+        done = commands.ctxalloc(*words, path, "--rounds", "1", "--strategy", "default")
+        assert (done.returncode, done.stderr) == (0, "")
+        assert "contradicts" not in done.stdout

@@ -240,7 +240,9 @@ def test_what_is_told_is_what_the_events_say(seed: int, tmp_path: Path) -> None:
     done = commands.ctxalloc("trace", "info", "--json", path)
     told = json.loads(done.stdout)
     assert done.stdout == json.dumps(told, indent=2) + "\n"
-    counts = "refused refused_allocations escaped_bytes escaped_blocks freed_on_other_threads blocks total_bytes"
+    counts = (
+        "refused refused_allocations with_others escaped_bytes escaped_blocks freed_on_other_threads blocks total_bytes"
+    )
     zero = dict.fromkeys([*counts.split(), "zeroed_blocks", "resizes", "moved"], 0)
     assert told["requests"] == [{**zero, **row} for row in naive(path)]
     # A second reading for each: what is alive at each time is the same.

@@ -4,6 +4,8 @@
 
 #[path = "recording/changed.rs"]
 mod changed;
+#[path = "recording/charged_twice.rs"]
+mod charged_twice;
 #[path = "recording/damage.rs"]
 mod damage;
 #[path = "recording/hostile.rs"]

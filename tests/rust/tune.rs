@@ -168,6 +168,34 @@ fn a_recording_whose_sums_are_not_those_of_its_events_is_refused() {
     }
 }
 
+/// Nobody knows what others had, so only what is known is made, and compared with nothing.
+#[test]
+fn sums_that_include_others_are_not_compared() {
+    let with_others = |sums| {
+        let mut sums: Sums = sums;
+        sums.includes_others = true;
+        sums
+    };
+    let mut script = Script::default();
+    script.begin(0, 1, 0).make(0, 1, 1, 100_000, false).begin(0, 2, 1).make(0, 2, 2, 8, false);
+    script.begin(1, 3, 0).make(1, 3, 3, 50_000, true).free(1, 3, 3).end(1, 3, sums(50_000, 50_000, 1, 0));
+    script.end(0, 2, with_others(sums(50_008, 50_008, 2, 8))).free(0, 1, 1);
+    script.end(0, 1, with_others(sums(150_008, 150_008, 3, 8))).free(0, 2, 2);
+    for on_one_thread in [false, true] {
+        let plan = Plan::new(&script.recording(), None, on_one_thread).unwrap();
+        let facts = plan.facts();
+        assert_eq!((facts.requests, facts.with_others, facts.torn, facts.unordered_peaks), (2, 2, 0, 0));
+        assert_eq!((facts.blocks, facts.peak_live_bytes), (3, 150_008));
+        let file = Written(std::env::temp_dir().join(format!("ctxalloc-others-{}", std::process::id())));
+        plan.write(&file.0).unwrap();
+        for name in ALL {
+            assert_eq!(replayed(&Plan::read(&file.0).unwrap(), name).compared, 1, "{name}");
+        }
+    }
+    let route = &routes(&script.recording()).unwrap()[0];
+    assert_eq!(route.peak_bytes, [50_000, 150_008], "a limit holds for what others had too");
+}
+
 /// A task that goes on after its own request's end: what it makes is charged to the request around it.
 #[test]
 fn what_is_made_after_an_inner_end_is_the_outer_ones() {

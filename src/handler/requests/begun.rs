@@ -105,7 +105,8 @@ impl Begun {
             Some(noted) => noted.end(|| {
                 let (stats, blocks_are_alive) = end();
                 let sums = sums_of(&stats, self.seen.chain.refusals_so_far() - refused_by_heap);
-                ((stats, blocks_are_alive), sums)
+                let includes_others = self.seen.chain.own().includes_others();
+                ((stats, blocks_are_alive), Sums { includes_others, ..sums })
             }),
         };
         self.seen.chain.end_the_whole();
@@ -144,6 +145,7 @@ fn sums_of(stats: &Stats, refused: u64) -> Sums {
         blocks: stats.total_blocks,
         live_bytes: stats.live_bytes as u64,
         refused,
+        includes_others: false,
     }
 }
 

@@ -192,6 +192,10 @@ impl Prepared {
         let seen = Arc::clone(&chain);
         let (name, account) = (seen.own().given_name(), seen.own().number());
         let choice = recording::begin(name, || called(handler), align, &around, account, flush_recordings);
+        if !matches!(choice, Choice::None) {
+            // Those that it is charged to by a budget: to the recording it is not inside of them.
+            seen.tell_others(|number| number == account || choice.is_inside(number));
+        }
         let memory = Memory::new(terms.strategy.map(aside));
         let (memory, left_out_by) = match choice {
             Choice::Recorded(noted) => (memory.recorded(noted), 0),

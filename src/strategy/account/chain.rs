@@ -126,6 +126,15 @@ impl Chain {
         Self { own, all, covers, tabs: Tabs::none(), whole: None, wholes: Box::default() }
     }
 
+    /// Tells the accounts of requests that they are charged for what a recording does not know as theirs, before that
+    /// is done. `knows` of which it does, by their numbers.
+    #[cold]
+    pub(crate) fn tell_others(&self, knows: impl Fn(u64) -> bool) {
+        for account in self.accounts().iter().filter(|account| account.is_of_request() && !knows(account.id)) {
+            account.includes_others.store(true, RELAXED);
+        }
+    }
+
     /// Whether charges go to this account.
     pub(in crate::strategy) fn reaches(&self, account: &Arc<Account>) -> bool {
         self.accounts().iter().any(|own| Arc::ptr_eq(own, account))

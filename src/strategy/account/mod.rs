@@ -152,6 +152,8 @@ pub(crate) struct Account {
     reclaimed_bytes: AtomicU64,
     /// How many reclaimers it has.
     pub(super) reclaimers: AtomicUsize,
+    /// Of a request: whether others are charged to it as to a budget, and not known to a recording as inside of it.
+    includes_others: AtomicBool,
     kind: Kind,
     refusals: [RefusalNote; REMEMBERED],
 }
@@ -243,6 +245,7 @@ impl Account {
             victims: AtomicU64::new(0),
             reclaimed_bytes: AtomicU64::new(0),
             reclaimers: AtomicUsize::new(0),
+            includes_others: AtomicBool::new(false),
             kind,
             refusals: std::array::from_fn(|_| RefusalNote::default()),
         }
@@ -341,6 +344,12 @@ impl Account {
             Kind::Budget { .. } => false,
             Kind::Request { ended, .. } => ended.load(RELAXED),
         }
+    }
+
+    /// Whether a recording may lack some of what was charged to it: of its end this is asked once that has been, since
+    /// who charges it says so first.
+    pub(crate) fn includes_others(&self) -> bool {
+        self.includes_others.load(RELAXED)
     }
 
     /// Whether it is a request's own.

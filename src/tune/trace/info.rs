@@ -31,6 +31,8 @@ pub(crate) struct Row {
     pub(crate) refused: u64,
     /// Where it was asked for, as metrics count.
     pub(crate) refused_allocations: u64,
+    /// That ended, and whose peaks and sums have others' blocks too.
+    pub(crate) with_others: u64,
     pub(crate) escaped: i64,
     pub(crate) escaped_bytes: u64,
     pub(crate) freed_elsewhere: u64,
@@ -75,8 +77,9 @@ struct Its {
 /// Of a request that has not ended, or whose last step is not over.
 struct Open {
     began_ns: u64,
-    /// Its blocks and those of the requests inside of it.
+    /// Its blocks and those of the requests inside of it, and until its end their bytes.
     alive: i64,
+    alive_bytes: u64,
     /// When it ended, and the bytes of these that were alive then.
     ended: Option<(u64, u64)>,
 }
@@ -201,17 +204,18 @@ impl Info {
                         row.classes.insert(place, (class, 1));
                     }
                 }
-                self.count(event.request, 1, None)?;
+                self.count(event.request, 1, (0, bytes), None)?;
             }
             What::Resize { bytes, moved, .. } => {
                 row.resizes += 1;
                 row.moved += u64::from(moved);
                 row.total_bytes = row.total_bytes.saturating_add(bytes.saturating_sub(before.bytes));
+                self.count(event.request, 0, (before.bytes, bytes), None)?;
             }
             What::Free { .. } => {
                 row.freed_elsewhere += u64::from(before.thread != event.thread);
                 row.lifetimes.push(event.at_ns.saturating_sub(before.at_ns), &mut self.room)?;
-                self.count(event.request, -1, Some(before))?;
+                self.count(event.request, -1, (before.bytes, 0), Some(before))?;
             }
             What::Refused { by, .. } => {
                 row.refused_allocations += 1;
@@ -225,7 +229,9 @@ impl Info {
                 let Some(open) = open else { return Ok(()) };
                 row.peaks.push(sums.peak_bytes, &mut self.room)?;
                 row.nanoseconds.push(event.at_ns.saturating_sub(open.began_ns), &mut self.room)?;
-                open.ended = Some((event.at_ns, sums.live_bytes));
+                row.with_others += u64::from(sums.includes_others);
+                let live_bytes = if sums.includes_others { open.alive_bytes } else { sums.live_bytes };
+                open.ended = Some((event.at_ns, live_bytes));
                 self.room.take(ENDED_BYTES)?;
                 self.ended.push(event.thread, event.request);
             }
@@ -264,19 +270,27 @@ impl Info {
             self.room.take(OPEN_BYTES)?;
             self.max_open += 1;
         }
-        self.open.insert(event.request, Open { began_ns: event.at_ns, alive: 0, ended: None });
+        self.open.insert(event.request, Open { began_ns: event.at_ns, alive: 0, alive_bytes: 0, ended: None });
         Ok(())
     }
 
-    /// Counts blocks in a request and in those around it, whose bytes they are too.
-    fn count(&mut self, request: u64, blocks: i64, freed: Option<Before>) -> Result<(), Full> {
+    /// Counts blocks in a request and in those around it, whose bytes they are too: so many less, and so many more.
+    fn count(
+        &mut self,
+        request: u64,
+        blocks: i64,
+        (less, more): (u64, u64),
+        freed: Option<Before>,
+    ) -> Result<(), Full> {
         let mut next = request;
         for _ in 0..=MAX_DEPTH {
             if next == 0 {
                 return Ok(());
             }
             match self.open.get_mut(&next) {
-                Some(Open { alive, ended: None, .. }) => *alive += blocks,
+                Some(Open { alive, alive_bytes, ended: None, .. }) => {
+                    (*alive, *alive_bytes) = (*alive + blocks, alive_bytes.saturating_add(more).saturating_sub(less));
+                }
                 // What was made after the end is in no number.
                 Some(Open { alive, ended: Some((end_ns, bytes)), .. }) => {
                     if let Some(block) = freed.filter(|block| block.at_ns <= *end_ns) {

@@ -59,6 +59,8 @@ pub struct Told {
     pub resizes: u64,
     /// How often memory was refused.
     pub refused: u64,
+    /// That ended, and whose account includes others.
+    pub with_others: u64,
     /// That outlived their requests, as often as there are requests around them.
     pub escaped: i64,
 }
@@ -83,6 +85,7 @@ pub fn told(
         told.freed += row.lifetimes_count();
         told.resizes += row.resizes;
         told.refused += row.refused_allocations;
+        told.with_others += row.with_others;
         told.escaped += row.escaped;
         let _ = (row.peak_bytes(), row.nanoseconds(), row.lifetimes(), info.name(row), info.handlers(row).count());
     }

@@ -65,7 +65,7 @@ impl Export for Perfetto {
             let _ = match event.what {
                 What::Begin { .. } => write!(out, "{{}}}}"),
                 What::End { sums, .. } => {
-                    let Sums { peak_bytes, total_bytes, blocks, live_bytes, refused } = sums;
+                    let Sums { peak_bytes, total_bytes, blocks, live_bytes, refused, .. } = sums;
                     write!(
                         out,
                         "{{\"peak_bytes\":{peak_bytes},\"total_bytes\":{total_bytes},\"blocks\":{blocks},\

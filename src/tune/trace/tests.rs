@@ -105,6 +105,37 @@ fn exports_have_a_line_for_each_event() {
     assert!(!all(Pprof::new(&recording, (0..=64).map(|log| format!("up to 2^{log}")).collect())).is_empty());
 }
 
+/// What is alive of it has escaped, and what others charged to it has not.
+#[test]
+fn what_others_had_has_not_escaped() {
+    for (includes_others, escaped_bytes) in [(true, 900), (false, 76_800)] {
+        let sums = Sums { live_bytes: 77_000, includes_others, ..Sums::default() };
+        let make = |block, bytes| What::Allocate { block, bytes, align: 8, zeroed: false };
+        let whats = [
+            (1, What::Begin { name: 0, handler: 0, parent: 0 }),
+            (2, What::Begin { name: 1, handler: 0, parent: 1 }),
+            (1, make(1, 400)),
+            (2, make(2, 500)),
+            (1, make(3, 5000)),
+            (2, What::Resize { block: 2, bytes: 800, moved: true }),
+            (1, What::Resize { block: 1, bytes: 200, moved: false }),
+            (1, What::Free { block: 3 }),
+            (1, make(4, 100)),
+            (1, What::End { sums, page_faults: None }),
+            (1, What::Free { block: 1 }),
+            (2, make(5, 10_000)),
+            (1, What::Free { block: 4 }),
+        ];
+        let events = whats.iter().zip(0..).map(|(&(request, what), at)| Event::new(at, 0, request, what)).collect();
+        let mut info = Info::new(&Arc::new(Recording::from_events(vec!["one".into(), "inner".into()], events)));
+        while info.read().unwrap() {}
+        let row = &info.rows()[0];
+        assert_eq!((row.with_others, row.ended(), row.requests), (u64::from(includes_others), 1, 1));
+        // Freed by the step that ended it: the first one. Then it goes on.
+        assert_eq!((row.escaped, row.escaped_bytes), (2, escaped_bytes));
+    }
+}
+
 /// Chains of requests of which none ends: each block is counted in all of them.
 #[test]
 fn requests_inside_of_each_other_beyond_reason_are_an_error() {

@@ -378,7 +378,7 @@ class Exchange:
     base: Any
     tenant: Budget | None
     status: int | None
-    headers: MutableMapping[str, Any] | None
+    headers: Any
     replaced: Any
     is_disconnected: bool
     started: bool

@@ -25,6 +25,7 @@ from ctxalloc._choices import ACCOUNT, Choice, Scope, Terms, Unmatched
 from ctxalloc._errors import BudgetExceeded, NoRoom
 from ctxalloc._native import Budget, Exchange, Exchanges, Handler, Request
 from ctxalloc._outcome import OnEnd, Report
+from ctxalloc._sending import Sending
 from ctxalloc._serving import KEY, SERVING, Served, Service, Serving, Step
 from ctxalloc._waiting import Client, Gone, Waiting
 
@@ -299,19 +300,27 @@ class _Exchange(Exchange, Served):
             self.status = message["status"]
         return self.to_server(message)
 
-    async def _send_after(self, headers: _Message, message: _Message) -> None:
-        """The headers, and what follows them.
+    async def _send_after_headers(self, message: _Message) -> None:
+        """The headers, if nobody has begun to send them, and what follows them.
 
         So a stream that passes the limit before its first part is answered. ASGI has servers wait as well, as hypercorn
         does.
         """
-        self.started = True
-        await self.to_server(headers)
+        if isinstance(self.headers, Sending):
+            await self.headers.ended()
+        elif self.headers is not None:
+            headers, sending = self.headers, Sending()
+            self.headers, self.started = sending, True
+            try:
+                await self.to_server(headers)
+            finally:
+                self.headers = None
+                sending.end()
         await self.send(message)
 
     def drop_headers(self) -> None:
         """Nothing has followed them."""
-        if self.headers is not None:
+        if self.headers is not None and not self.started:
             self.headers = self.status = None
 
     async def _last(self, sending: Awaitable[None]) -> None:

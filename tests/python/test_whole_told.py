@@ -5,6 +5,7 @@ Before CPython 3.12 only the main thread can be told between two instructions.
 
 from pathlib import Path
 
+import overlapping_sends
 import pytest
 from whole_programs import check, needs_library
 
@@ -245,3 +246,8 @@ def test_an_answer_that_has_only_headers_is_replaced() -> None:
     """,
         str(Path(__file__).parent),
     )
+
+
+@pytest.mark.once
+def test_no_part_of_the_body_overtakes_the_headers() -> None:
+    check(overlapping_sends.PROGRAM, "asyncio")

@@ -3,6 +3,7 @@
 A request around `trio.run` is charged what the loop makes itself, too.
 """
 
+import overlapping_sends
 import pytest
 from whole_programs import check, needs_library
 
@@ -201,3 +202,7 @@ def test_what_a_process_writes_is_held_to_the_limit(backend: str) -> None:
     anyio.run(main, anyio.run_process, *trios, backend={backend!r})
     """,
     )
+
+
+def test_no_part_of_the_body_overtakes_the_headers() -> None:
+    check(overlapping_sends.PROGRAM, "trio")

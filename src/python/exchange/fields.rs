@@ -18,7 +18,7 @@ pub(super) struct Fields {
     pub(super) tenant: Option<Py<PyAny>>,
     /// The status of the answer, once it is begun.
     pub(super) status: Option<Py<PyAny>>,
-    /// The headers of a whole request's answer, which go with what follows them.
+    /// The headers of a whole request's answer, which go with what follows them; what tells of their end while they go.
     pub(super) headers: Option<Py<PyAny>>,
     /// The refusal that is answered in place of the 500 that a framework inside made of it.
     pub(super) replaced: Option<Py<PyAny>>,

@@ -154,9 +154,8 @@ impl PyExchange {
             if handled(py)?.is_none() {
                 request.overdraft(false)?; // before a word of the answer is sent, if it can be
             }
-            let headers = this.fields().headers.take();
-            if let Some(headers) = headers {
-                return slf.call_method1(intern!(py, "_send_after"), (headers, message));
+            if this.fields().headers.is_some() {
+                return slf.call_method1(intern!(py, "_send_after_headers"), (message,));
             }
         }
         let unusual = || slf.call_method1(intern!(py, "_send"), (message,));

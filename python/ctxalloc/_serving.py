@@ -289,11 +289,11 @@ class Served:
             escaped = begun.escaped
             assert escaped is not None  # noqa: S101 - it has ended
             report = Report(route, outcome, status, seconds, stats, escaped, error, sites_of(begun, route))
-            try:
-                with use(base):  # what it makes is not the request's
+            with use(base):  # what it makes is not the request's
+                try:
                     on_end(given, report)
-            except Exception:
-                log.exception("on_end raised; its request (route %r) has ended all the same", route)
+                except Exception:
+                    log.exception("on_end raised; its request (route %r) has ended all the same", route)
 
         if not stats.live_blocks:
             tell()

@@ -17,7 +17,7 @@ use super::pending::SetAside;
 use super::preloaded::preloaded;
 use super::symbol::symbol;
 use crate::handler::Handler;
-use crate::handler::requests::{Begun, Payer, RequestHandle, imports_around, payer_of};
+use crate::handler::requests::{Begun, Payer, RequestHandle, imports_around, is_untold, payer_of};
 use crate::sync::Made;
 use crate::whole::{NOT_RAISING, NOTED, OWED, RAISED, RAISING as IS_RAISING, REFUSES};
 use crate::whole::{Python as Loop, Runs, Thread, extent, handler_of, is_called_outside_of, word_of};
@@ -262,8 +262,13 @@ fn set(raising: &Raising, thread: &mut Thread, state: u32) {
     if thread.guard == 0 || !(raising.is_attached)() || !is_called_outside_of(raising.python, &raising.locked) {
         return;
     }
-    let around = handler_of(thread.account).map_or(0, imports_around);
-    if runs(around) != (Runs::Own { is_in_a_call: true }) {
+    let Some(selected) = handler_of(thread.account)
+        .filter(|&selected| is_untold(selected) && payer_of(selected) == handler_of(thread.guard).and_then(payer_of))
+    else {
+        thread.raising = NOT_RAISING; // others run, or somebody told it; its end tells too
+        return;
+    };
+    if runs(imports_around(selected)) != (Runs::Own { is_in_a_call: true }) {
         return;
     }
     thread.raising = state;
@@ -333,6 +338,16 @@ impl Guard {
             return Ok(None);
         }
         Ok(Self::begin(handler))
+    }
+
+    /// What nobody was told of is told as soon as the request's own code runs.
+    pub(super) fn owe_what_is_untold(self) {
+        if handler_of(self.own).is_some_and(is_untold) {
+            own(|thread| {
+                thread.raising = OWED;
+                thread.look_soon();
+            });
+        }
     }
 
     /// Ends it, on its thread (on another one nothing happens), and takes back what was not raised.

@@ -251,3 +251,59 @@ def test_an_answer_that_has_only_headers_is_replaced() -> None:
 @pytest.mark.once
 def test_no_part_of_the_body_overtakes_the_headers() -> None:
     check(overlapping_sends.PROGRAM, "asyncio")
+
+
+@pytest.mark.once
+def test_who_is_told_of_the_end_is_not_told_of_the_overdraft() -> None:
+    """A thread of Django's owed it, and raised it in ``on_end``, which has no request: the report was lost."""
+    pytest.importorskip("django")
+    check(
+        """
+    import django, hashlib, logging
+    from asgiref.sync import sync_to_async
+    from django.conf import settings
+    from django.http import HttpResponse
+    from django.urls import path
+    sys.path.insert(0, sys.argv[1])
+    from asgi_calls import Client, http
+    logging.disable(logging.CRITICAL)
+
+    async def view(request):
+        await sync_to_async(hashlib.scrypt)(b"a", salt=b"b", n=2**13, r=8, p=1)  # OpenSSL's 8 MiB are granted
+        return HttpResponse("x")
+    class Synchronous:
+        sync_capable, async_capable = True, False
+        def __init__(self, get_response):
+            self.get_response = get_response
+        def __call__(self, request):
+            return self.get_response(request)
+    began, ended = [], []
+    def on_end(scope, report):
+        began.append(report.outcome)
+        for _ in range(50):
+            open("/dev/null").close()
+        ended.append((report.outcome, report.status))
+    sys.modules["here"] = sys.modules["__main__"]
+    settings.configure(
+        ROOT_URLCONF=(path("", view),), ALLOWED_HOSTS=["*"],
+        MIDDLEWARE=["ctxalloc.django.AllocatorMiddleware", "here.Synchronous"],
+        CTXALLOC={"default": ctxalloc.request(whole=True, limit_bytes=4 * MiB), "on_end": on_end},
+    )
+    django.setup()
+    from django.core.asgi import get_asgi_application
+    service = get_asgi_application()
+    async def one():
+        asked, client = iter([{"type": "http.request"}]), Client()
+        async def receive():
+            return next(asked, None) or await asyncio.Event().wait()  # Django ends what it does for a client that left
+        await service(http("/", headers=[(b"host", b"a")]), receive, client.send)
+        return client.status
+    async def main():
+        for _ in range(30):
+            assert await asyncio.gather(one(), one()) == [413, 413]
+        await asyncio.sleep(0.5)
+    asyncio.run(main())
+    assert ended == [("refused", 413)] * 60, (len(began), ended)
+    """,
+        str(Path(__file__).parent),
+    )

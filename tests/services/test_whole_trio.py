@@ -206,3 +206,83 @@ def test_what_a_process_writes_is_held_to_the_limit(backend: str) -> None:
 
 def test_no_part_of_the_body_overtakes_the_headers() -> None:
     check(overlapping_sends.PROGRAM, "trio")
+
+
+SERVED = """
+    import hashlib
+    from ctxalloc.asgi import AllocatorMiddleware
+    def take():
+        hashlib.scrypt(b"a", salt=b"b", n=2**13, r=8, p=1)  # OpenSSL's 8 MiB are granted
+    outcomes = []
+    async def served(app, path):
+        sent = []
+        async def send(message):
+            await trio.lowlevel.checkpoint()
+            sent.append(message.get("status"))
+        service = AllocatorMiddleware(
+            app, default=ctxalloc.request(whole=True, limit_bytes=4 * MiB, budget=service_budget),
+            on_end=lambda scope, report: outcomes.append(report.outcome),
+        )
+        await service({"type": "http", "path": path, "method": "GET", "headers": []}, None, send)
+        return sent[0]
+    service_budget = ctxalloc.Budget(100 * MiB, name="service")
+    HEADERS = {"type": "http.response.start", "status": 200, "headers": []}
+"""
+
+
+@pytest.mark.parametrize("path", ["/ends", "/goes-on", "/beside"])
+def test_what_a_child_has_taken_leaves_the_nursery_whole(path: str) -> None:
+    """The exception was thrown into the end of the nursery, and all that trio ran died with it."""
+    check(
+        START
+        + SERVED
+        + """
+    async def child():
+        await trio.to_thread.run_sync(take)
+        if path == "/goes-on":
+            await trio.sleep(0.001)
+    async def app(scope, receive, send):
+        async with trio.open_nursery() as nursery:
+            if scope["path"] == path:
+                nursery.start_soon(child)
+            if scope["path"] == "/beside":
+                nursery.start_soon(trio.sleep, 0.01)
+        await send(HEADERS)
+        await send({"type": "http.response.body", "body": b"x"})
+    path = sys.argv[1]
+    async def main():
+        answers = []
+        async def one(at):
+            answers.append((at, await served(app, at)))
+        for _ in range(5):
+            async with trio.open_nursery() as server:
+                server.start_soon(one, "/modest")
+                server.start_soon(one, path)
+        assert sorted(answers) == sorted([("/modest", 200), (path, 413)] * 5), answers
+    trio.run(main)
+    assert sorted(outcomes) == ["completed"] * 5 + ["refused"] * 5, outcomes
+    """,
+        path,
+    )
+
+
+def test_a_thread_that_calls_back_gets_its_answer() -> None:
+    """The exception was thrown in the place of the thread's call, so the thread waited for ever, with what it held."""
+    check(
+        START
+        + SERVED
+        + """
+    async def app(scope, receive, send):
+        def work():
+            take()
+            trio.from_thread.run(send, HEADERS)
+            trio.from_thread.run(send, {"type": "http.response.body", "body": b"x"})
+        await trio.to_thread.run_sync(work)
+    async def main():
+        assert [await served(app, "/") for _ in range(8)] == [413] * 8
+    trio.run(main)
+    assert outcomes == ["refused"] * 8
+    gc.collect()
+    assert service_budget.in_use_bytes < 8 * MiB, service_budget.in_use_bytes
+    """
+    )

@@ -1,12 +1,14 @@
 //! `Steps`: the application's coroutine, of which somebody looks at each step.
 //!
 //! A request that counts the whole of it may have been given more than a limit allows: its next step raises
-//! BudgetExceeded there, and its end does. And where the last message was sent in a step, what of the request is alive
+//! BudgetExceeded there, and its end does. What waits in trio takes nothing but trio's own outcomes: an exception from
+//! elsewhere leaves a nursery open, of which the loop dies, or a thread without its answer. There the step's own code
+//! raises it. And where the last message was sent in a step, what of the request is alive
 //! is looked at when the step ends: that is mostly when the application returns, and then nothing is. To ask the loop
 //! for another look took half as long as all else that is done for a request.
 #![allow(unsafe_code, reason = "PyIter_Send drives a coroutine, which is no iterator to pyo3")]
 
-use super::super::imported::Imported;
+use super::super::imported::{Imported, module};
 use super::super::overdraft::Guard;
 use super::super::request::PyRequest;
 use super::last::is_coroutine;
@@ -120,6 +122,9 @@ impl Steps {
     /// One step, in which an exception may be set for this thread: what was not raised by its end is taken back.
     fn guarded<'py>(py: Python<'py>, request: &PyRequest, step: impl FnOnce() -> Stepped<'py>) -> Stepped<'py> {
         let guard = request.begun_handler().and_then(Guard::begin);
+        if let Some(guard) = guard {
+            guard.owe_what_is_untold();
+        }
         let stepped = step();
         if let Some(guard) = guard {
             guard.end(py);
@@ -132,7 +137,10 @@ impl Steps {
 
     fn step<'py>(&self, value: &Bound<'py, PyAny>) -> Stepped<'py> {
         let (py, request) = (value.py(), self.request.get());
-        if let Err(overdraft) = request.overdraft(false) {
+        if request.is_whole()
+            && !is_trios(py)
+            && let Err(overdraft) = request.overdraft(false)
+        {
             return self.thrown(py, overdraft.into_value(py).into_bound(py).into_any());
         }
         self.run(py, || {
@@ -149,6 +157,13 @@ impl Steps {
             thrown => thrown.map(PySendResult::Next),
         })
     }
+}
+
+/// Whether this is a step of one of trio's tasks. It may be a guest in asyncio's loop.
+fn is_trios(py: Python<'_>) -> bool {
+    let trio = module(py, intern!(py, "trio")).filter(|trio| !trio.is_none());
+    trio.and_then(|trio| trio.getattr(intern!(py, "lowlevel")).ok())
+        .is_some_and(|lowlevel| lowlevel.call_method0(intern!(py, "current_task")).is_ok())
 }
 
 /// As generators tell it.

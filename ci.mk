@@ -74,7 +74,8 @@ measured := memory_of_a_burst dropped_pools an_arena_ a_million_requests a_fork_
 	a_child_of_fork an_end_with_an_escape growth_beside_the_pools routes_are_replayed_together_each \
 	a_thread_ends_before_those
 # Sanitizers also replace the signal stack that one of these tests measures, and need minutes for a million of anything.
-measured += signals_in_the_middle a_chain_of_successors budgets_a_million requests_nested forgotten_contexts limits_hold_after
+measured += signals_in_the_middle a_chain_of_successors budgets_a_million requests_nested forgotten_contexts \
+	limits_hold_after hostile::
 skip := $(foreach test,a_process_without_mappings what_is_handed_out_is_locked a_limit_without_room $(measured),--skip $(test))
 
 # The standard library has no frame pointers: only the slow unwinder finds every function that leaks.supp names.

@@ -152,7 +152,7 @@ c-library: ## the C library without Python, its header and its pkg-config file, 
 # ---- the tests of every change ----------------------------------------------------------------------
 
 .PHONY: test lint lint-rust lint-python types types-stubs types-sources doc \
-	test-rust test-rust-services test-rust-core test-c oracle test-python test-newest test-oldest-numpy
+	test-rust test-rust-services test-rust-core test-rust-whole test-rust-optimized test-c oracle test-python test-newest test-oldest-numpy
 test: lint-rust doc compiled lint-python types test-rust test-c oracle test-python ## what every change must pass; CI also runs test-newest and test-oldest-numpy
 	@echo 'make test: passed. Not run here, but in CI: make test-newest test-oldest-numpy'
 lint: lint-rust lint-python types ## formatters, linters and type checks only
@@ -202,10 +202,14 @@ test-rust: $(DONE)/venv ## cargo test: with tokio and tracing, and the core alon
 	$(CARGO) test --quiet --locked $(tested) --no-run
 	$(CARGO) test --quiet --locked --no-default-features $(core_alone) --no-run
 	$(side_by_side) test-rust-services test-rust-core
-	$(CARGO) test --quiet --locked --features whole,metrics --lib -- whole:: metrics::
-	$(CARGO) test --quiet --locked --profile optimized --test optimized
+	$(side_by_side) test-rust-whole test-rust-optimized
 test-rust-services:
 	MAKEFLAGS= $(CARGO) test --quiet --locked $(tested) -- $(test_threads)
+# Of two profiles, which cargo builds at the same time.
+test-rust-whole:
+	MAKEFLAGS= $(CARGO) test --quiet --locked --features whole,metrics --lib -- whole:: metrics::
+test-rust-optimized:
+	MAKEFLAGS= $(CARGO) test --quiet --locked --profile optimized --test optimized
 test-rust-core:
 	MAKEFLAGS= $(CARGO) test --quiet --locked --no-default-features $(core_alone) -- $(test_threads) $(core_skips)
 

@@ -307,3 +307,40 @@ def test_who_is_told_of_the_end_is_not_told_of_the_overdraft() -> None:
     """,
         str(Path(__file__).parent),
     )
+
+
+@pytest.mark.once
+def test_a_cancelled_application_is_not_sought_out_while_it_cleans_up() -> None:
+    """A child has taken too much, and nobody was told. A cancellation's step told of it at its first block."""
+    check(
+        """
+    import hashlib
+    sys.path.insert(0, sys.argv[1])
+    from asgi_calls import Client, http
+    from ctxalloc.asgi import AllocatorMiddleware
+
+    cleaned = []
+    async def app(scope, receive, send):
+        child = asyncio.create_task(
+            asyncio.to_thread(hashlib.scrypt, b"a", salt=b"b", n=2**13, r=8, p=1)  # OpenSSL's 8 MiB are granted
+        )
+        child.add_done_callback(lambda _: scope["taken"].set())
+        try:
+            await asyncio.Event().wait()
+        finally:
+            [str(number) for number in range(20)]  # one of ten has a sample among these
+            cleaned.append(1)
+    service = AllocatorMiddleware(app, default=ctxalloc.request(whole=True, limit_bytes=4 * MiB))
+    async def main():
+        for _ in range(60):
+            client, scope = Client(), http(taken=asyncio.Event())
+            task = asyncio.create_task(service(scope, client.receive, client.send))
+            await scope["taken"].wait()
+            task.cancel()
+            [ended] = await asyncio.gather(task, return_exceptions=True)
+            assert isinstance(ended, asyncio.CancelledError) or client.status == 413, ended
+    asyncio.run(main())
+    assert len(cleaned) >= 30, len(cleaned)
+    """,
+        str(Path(__file__).parent),
+    )

@@ -3,9 +3,11 @@
 //! A request that counts the whole of it may have been given more than a limit allows: its next step raises
 //! BudgetExceeded there, and its end does. What waits in trio takes nothing but trio's own outcomes: an exception from
 //! elsewhere leaves a nursery open, of which the loop dies, or a thread without its answer. There the step's own code
-//! raises it. And where the last message was sent in a step, what of the request is alive
-//! is looked at when the step ends: that is mostly when the application returns, and then nothing is. To ask the loop
-//! for another look took half as long as all else that is done for a request.
+//! raises it. A step that is a cancellation raises nothing else: it is there for what the application cleans up.
+//!
+//! And where the last message was sent in a step, what of the request is alive is looked at when the step ends: that is
+//! mostly when the application returns, and then nothing is. To ask the loop for another look took half as long as all
+//! else that is done for a request.
 #![allow(unsafe_code, reason = "PyIter_Send drives a coroutine, which is no iterator to pyo3")]
 
 use super::super::imported::{Imported, module};
@@ -100,12 +102,12 @@ impl Steps {
         Bound::new(py, Self { exchange, calls, request, inner: inner.unbind() })
     }
 
-    /// One step.
-    fn run<'py>(&self, py: Python<'py>, step: impl FnOnce() -> Stepped<'py>) -> Stepped<'py> {
+    /// One step. `owes`: what nobody was told of is told as soon as the application's own code runs.
+    fn run<'py>(&self, py: Python<'py>, owes: bool, step: impl FnOnce() -> Stepped<'py>) -> Stepped<'py> {
         let (exchange, request) = (self.exchange.bind(py), &self.request);
         let running = (self.calls.running)(exchange)?;
         running.begin();
-        let stepped = if request.get().is_whole() { Self::guarded(py, request.get(), step) } else { step() };
+        let stepped = if request.get().is_whole() { Self::guarded(py, request.get(), owes, step) } else { step() };
         if running.end() {
             PyRequest::settle_open(request.bind(py))?;
         }
@@ -120,9 +122,14 @@ impl Steps {
     }
 
     /// One step, in which an exception may be set for this thread: what was not raised by its end is taken back.
-    fn guarded<'py>(py: Python<'py>, request: &PyRequest, step: impl FnOnce() -> Stepped<'py>) -> Stepped<'py> {
+    fn guarded<'py>(
+        py: Python<'py>,
+        request: &PyRequest,
+        owes: bool,
+        step: impl FnOnce() -> Stepped<'py>,
+    ) -> Stepped<'py> {
         let guard = request.begun_handler().and_then(Guard::begin);
-        if let Some(guard) = guard {
+        if let Some(guard) = guard.filter(|_| owes) {
             guard.owe_what_is_untold();
         }
         let stepped = step();
@@ -137,20 +144,18 @@ impl Steps {
 
     fn step<'py>(&self, value: &Bound<'py, PyAny>) -> Stepped<'py> {
         let (py, request) = (value.py(), self.request.get());
-        if request.is_whole()
-            && !is_trios(py)
-            && let Err(overdraft) = request.overdraft(false)
-        {
+        let owes = request.is_whole() && is_trios(py);
+        if !owes && let Err(overdraft) = request.overdraft(false) {
             return self.thrown(py, overdraft.into_value(py).into_bound(py).into_any());
         }
-        self.run(py, || {
+        self.run(py, owes, || {
             // SAFETY: this is a coroutine (`around`). It is passed to `PyIter_Send` only, which takes coroutines.
             unsafe { self.inner.bind(py).cast_unchecked::<PyIterator>() }.send(value)
         })
     }
 
     fn thrown<'py>(&self, py: Python<'py>, error: Bound<'py, PyAny>) -> Stepped<'py> {
-        self.run(py, || match self.inner.bind(py).call_method1(intern!(py, "throw"), (error,)) {
+        self.run(py, false, || match self.inner.bind(py).call_method1(intern!(py, "throw"), (error,)) {
             Err(error) if error.is_instance_of::<PyStopIteration>(py) => {
                 Ok(PySendResult::Return(error.value(py).getattr(intern!(py, "value"))?))
             }

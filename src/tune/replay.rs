@@ -10,7 +10,7 @@ use crate::error::Error;
 use crate::handler::{Handler, Held};
 use crate::memory::Block;
 use crate::recording::Sums;
-use crate::request::{ExternalCharge, Request, Stats, request};
+use crate::request::{ExternalCharge, Request, request};
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -336,7 +336,7 @@ impl<'a> Stage<'a> {
         let ending = lock(&self.places[number as usize]).request.take().ok_or("a request ends that did not begin")?;
         let stats = ending.end().stats;
         let Planned { sums, is_uncompared, is_counted, .. } = &self.plan.requests[number as usize];
-        let found = sums_of(&stats);
+        let found = Sums::of(&stats);
         if !is_same(&found, sums) {
             return Err(format!("its account says {}, and the recording {}", plainly(&found), plainly(sums)));
         }
@@ -350,17 +350,6 @@ impl<'a> Stage<'a> {
 
 fn refused(choice: &Choice, bytes: u64, error: &Error) -> String {
     format!("strategy {} gave no {bytes} bytes: {error}", choice.name())
-}
-
-fn sums_of(stats: &Stats) -> Sums {
-    Sums {
-        peak_bytes: stats.peak_bytes as u64,
-        total_bytes: stats.total_bytes,
-        blocks: stats.total_blocks,
-        live_bytes: stats.live_bytes as u64,
-        refused: stats.refused,
-        includes_others: false,
-    }
 }
 
 /// Whether they agree in all that a replay does: nothing is refused in one.

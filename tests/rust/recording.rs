@@ -69,6 +69,29 @@ fn everything() -> Options {
     options
 }
 
+/// Has what the program does recorded, one request in so many, and read.
+fn with_one_in<R>(one_in: u32, program: impl FnOnce(), read: impl FnOnce(&Recording) -> R) -> R {
+    let _turn = in_turn();
+    let folder = Folder::new("one-in-so-many");
+    let mut options = everything();
+    options.one_in = one_in;
+    let recorder = record(folder.file(), options).unwrap();
+    program();
+    recorder.stop().unwrap();
+    read(&Recording::open(folder.file()).unwrap())
+}
+
+/// How many requests of each name begin.
+fn begun(recording: &Recording) -> HashMap<&str, u64> {
+    let mut counts = HashMap::new();
+    for event in all_of(recording) {
+        if let What::Begin { name, .. } = event.what {
+            *counts.entry(&*recording.names()[name as usize]).or_default() += 1;
+        }
+    }
+    counts
+}
+
 /// What the events of a recording add up to, by the name of the request; panics where a block is made or freed twice.
 struct Added {
     sums: HashMap<String, Sums>,

@@ -104,9 +104,9 @@ impl Begun {
             None => end(),
             Some(noted) => noted.end(|| {
                 let (stats, blocks_are_alive) = end();
-                let sums = sums_of(&stats, self.seen.chain.refusals_so_far() - refused_by_heap);
+                let refused = self.seen.chain.refusals_so_far() - refused_by_heap;
                 let includes_others = self.seen.chain.own().includes_others();
-                ((stats, blocks_are_alive), Sums { includes_others, ..sums })
+                ((stats, blocks_are_alive), Sums { refused, includes_others, ..Sums::of(&stats) })
             }),
         };
         self.seen.chain.end_the_whole();
@@ -134,18 +134,6 @@ impl Begun {
             std::mem::forget(held);
         }
         stats
-    }
-}
-
-/// What a recording says of a request that has ended. Refusals are those of the request itself, without its heap's.
-fn sums_of(stats: &Stats, refused: u64) -> Sums {
-    Sums {
-        peak_bytes: stats.peak_bytes as u64,
-        total_bytes: stats.total_bytes,
-        blocks: stats.total_blocks,
-        live_bytes: stats.live_bytes as u64,
-        refused,
-        includes_others: false,
     }
 }
 

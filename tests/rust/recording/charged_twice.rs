@@ -2,8 +2,8 @@
 //! accounts include more than their events, and all else is compared as ever.
 
 use super::random::Random;
-use super::{Folder, all_of, everything, in_turn};
-use ctxalloc::recording::{Recording, What, record};
+use super::{all_of, begun, with_one_in};
+use ctxalloc::recording::{Recording, What};
 use ctxalloc::request::{AfterEnd, Builder, Request};
 use ctxalloc::strategy::{Budgeted, System};
 use ctxalloc::tune::{Choice, Plan, replay, routes};
@@ -13,12 +13,7 @@ use std::thread;
 
 /// The names of the requests whose account includes others, once a replay has had the sums of all that have none.
 fn with_others(program: impl FnOnce()) -> BTreeSet<String> {
-    let _turn = in_turn();
-    let folder = Folder::new("charged-twice");
-    let recorder = record(folder.file(), everything()).unwrap();
-    program();
-    recorder.stop().unwrap();
-    told(&Recording::open(folder.file()).unwrap())
+    with_one_in(1, program, told)
 }
 
 fn told(recording: &Recording) -> BTreeSet<String> {
@@ -203,26 +198,19 @@ fn what_is_charged_to_a_requests_budget_by_itself() {
 /// One that is left out is charged too. Whether it is recorded is chosen as ever.
 #[test]
 fn those_that_a_recording_leaves_out_are_told_of_too() {
-    let _turn = in_turn();
-    let folder = Folder::new("left-out");
-    let mut options = everything();
-    options.one_in = 3;
-    let recorder = record(folder.file(), options).unwrap();
-    for _ in 0..300 {
-        let payer = root("payer").begin().unwrap();
-        let other = root("other").budget(&payer.budget()).begin().unwrap();
-        let inner = other.run(|| request().name("inner").begin()).unwrap();
-        drop(works(&inner));
-    }
-    recorder.stop().unwrap();
-    let recording = Recording::open(folder.file()).unwrap();
-    let facts = Plan::new(&recording, None, false).unwrap().facts();
-    let begun = |wanted: &str| {
-        let is_it = |what| matches!(what, What::Begin { name, .. } if recording.names()[name as usize] == wanted);
-        all_of(&recording).filter(|event| is_it(event.what)).count() as u64
+    let program = || {
+        for _ in 0..300 {
+            let payer = root("payer").begin().unwrap();
+            let other = root("other").budget(&payer.budget()).begin().unwrap();
+            let inner = other.run(|| request().name("inner").begin()).unwrap();
+            drop(works(&inner));
+        }
     };
-    assert_eq!(facts.with_others, begun("payer"));
-    assert!((50..150).contains(&begun("payer")) && (50..150).contains(&begun("other")));
+    with_one_in(3, program, |recording| {
+        let (facts, counts) = (Plan::new(recording, None, false).unwrap().facts(), begun(recording));
+        assert_eq!(facts.with_others, counts["payer"]);
+        assert!((50..150).contains(&counts["payer"]) && (50..150).contains(&counts["other"]));
+    });
 }
 
 /// As a model has it: what a request is charged to when it begins, and what it is inside of.

@@ -152,7 +152,8 @@ c-library: ## the C library without Python, its header and its pkg-config file, 
 # ---- the tests of every change ----------------------------------------------------------------------
 
 .PHONY: test lint lint-rust lint-python types types-stubs types-sources doc \
-	test-rust test-rust-services test-rust-core test-rust-whole test-rust-optimized test-c oracle test-python test-newest test-oldest-numpy
+	test-rust test-rust-services test-rust-core test-rust-whole test-rust-optimized test-c oracle \
+	test-python test-newest test-oldest-numpy
 test: lint-rust doc compiled lint-python types test-rust test-c oracle test-python ## what every change must pass; CI also runs test-newest and test-oldest-numpy
 	@echo 'make test: passed. Not run here, but in CI: make test-newest test-oldest-numpy'
 lint: lint-rust lint-python types ## formatters, linters and type checks only

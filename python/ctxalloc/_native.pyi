@@ -49,6 +49,7 @@ __all__ = [
     "_answer",
     "_budgets",
     "_escaped",
+    "_is_trios",
     "_made_room",
     "_metrics",
     "_note_ends",
@@ -575,6 +576,7 @@ class _Admission:
     def leave(self) -> None: ...
 
 def current_request() -> Request | None: ...
+def _is_trios() -> bool: ...
 def _served_in(serving: ContextVar[Any], /) -> None: ...
 def request(
     *,

@@ -4,6 +4,8 @@ import asyncio
 import sys
 from typing import Any
 
+from ctxalloc._native import _is_trios
+
 
 class Sending:
     """Under asyncio or trio."""
@@ -11,20 +13,10 @@ class Sending:
     __slots__ = ("_event",)
 
     def __init__(self) -> None:
-        trio = sys.modules.get("trio")
-        self._event: Any = asyncio.Event() if trio is None or not _runs(trio) else trio.Event()
+        self._event: Any = sys.modules["trio"].Event() if _is_trios() else asyncio.Event()
 
     def end(self) -> None:
         self._event.set()
 
     async def ended(self) -> None:
         await self._event.wait()
-
-
-def _runs(trio: Any) -> bool:
-    """Whether this is one of its tasks; it may be a guest in asyncio's loop."""
-    try:
-        trio.lowlevel.current_task()
-    except RuntimeError:
-        return False
-    return True

@@ -50,7 +50,7 @@ mod _native {
     #[pymodule_export]
     use super::super::events::set_event_hook;
     #[pymodule_export]
-    use super::super::exchange::{PyExchange, PyExchanges, PyRouteTable};
+    use super::super::exchange::{PyExchange, PyExchanges, PyRouteTable, is_trios};
     #[pymodule_export]
     use super::super::handler::PyHandler;
     #[pymodule_export]

@@ -240,21 +240,24 @@ def test_what_a_child_has_taken_leaves_the_nursery_whole(path: str) -> None:
     async def child():
         await trio.to_thread.run_sync(take)
         if path == "/goes-on":
-            await trio.sleep(0.001)
+            await trio.lowlevel.checkpoint()
+        taken.set()
     async def app(scope, receive, send):
         async with trio.open_nursery() as nursery:
             if scope["path"] == path:
                 nursery.start_soon(child)
             if scope["path"] == "/beside":
-                nursery.start_soon(trio.sleep, 0.01)
+                nursery.start_soon(taken.wait)
         await send(HEADERS)
         await send({"type": "http.response.body", "body": b"x"})
     path = sys.argv[1]
     async def main():
+        global taken
         answers = []
         async def one(at):
             answers.append((at, await served(app, at)))
         for _ in range(5):
+            taken = trio.Event()
             async with trio.open_nursery() as server:
                 server.start_soon(one, "/modest")
                 server.start_soon(one, path)

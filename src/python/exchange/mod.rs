@@ -30,6 +30,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 pub(super) use routes::PyRouteTable;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+pub(super) use steps::is_trios;
 use steps::{Calls, Running, Steps};
 
 /// One request that a server serves, and how much of its answer was sent.

@@ -165,7 +165,9 @@ impl Steps {
 }
 
 /// Whether this is a step of one of trio's tasks. It may be a guest in asyncio's loop.
-fn is_trios(py: Python<'_>) -> bool {
+#[pyfunction]
+#[pyo3(name = "_is_trios")]
+pub(in crate::python) fn is_trios(py: Python<'_>) -> bool {
     let trio = module(py, intern!(py, "trio")).filter(|trio| !trio.is_none());
     trio.and_then(|trio| trio.getattr(intern!(py, "lowlevel")).ok())
         .is_some_and(|lowlevel| lowlevel.call_method0(intern!(py, "current_task")).is_ok())

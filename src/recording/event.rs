@@ -1,7 +1,5 @@
 //! What a recording consists of: events of requests, each with its time, its thread and its request.
 
-use crate::request::Stats;
-
 /// Something that happened in a recorded request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -120,18 +118,4 @@ pub struct Sums {
     /// Whether it may have been charged for more than the recording has of it and of those inside of it: for a request
     /// whose budget it was, or for what was charged to its budget by itself.
     pub includes_others: bool,
-}
-
-impl Sums {
-    /// As an account says it. What it was refused is what `stats` counts.
-    pub(crate) fn of(stats: &Stats) -> Self {
-        Self {
-            peak_bytes: stats.peak_bytes as u64,
-            total_bytes: stats.total_bytes,
-            blocks: stats.total_blocks,
-            live_bytes: stats.live_bytes as u64,
-            refused: stats.refused,
-            includes_others: false,
-        }
-    }
 }

@@ -336,7 +336,7 @@ impl<'a> Stage<'a> {
         let ending = lock(&self.places[number as usize]).request.take().ok_or("a request ends that did not begin")?;
         let stats = ending.end().stats;
         let Planned { sums, is_uncompared, is_counted, .. } = &self.plan.requests[number as usize];
-        let found = Sums::of(&stats);
+        let found = stats.as_recorded();
         if !is_same(&found, sums) {
             return Err(format!("its account says {}, and the recording {}", plainly(&found), plainly(sums)));
         }

@@ -106,7 +106,7 @@ impl Begun {
                 let (stats, blocks_are_alive) = end();
                 let refused = self.seen.chain.refusals_so_far() - refused_by_heap;
                 let includes_others = self.seen.chain.own().includes_others();
-                ((stats, blocks_are_alive), Sums { refused, includes_others, ..Sums::of(&stats) })
+                ((stats, blocks_are_alive), Sums { refused, includes_others, ..stats.as_recorded() })
             }),
         };
         self.seen.chain.end_the_whole();

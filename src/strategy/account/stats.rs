@@ -1,6 +1,7 @@
 //! An account's numbers, all of one moment.
 
 use super::{Account, RELAXED};
+use crate::recording::Sums;
 
 /// A request's numbers at one moment. All bytes are requested sizes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -22,6 +23,20 @@ pub struct Stats {
     /// By how many bytes `live_bytes` exceeds its own limit, because blocks of up to 1 KiB may
     /// ([`Builder::overdraft_bytes`](crate::request::Builder::overdraft_bytes)) or because the limit was lowered.
     pub overdraft_bytes: usize,
+}
+
+impl Stats {
+    /// As a recording has them.
+    pub(crate) fn as_recorded(&self) -> Sums {
+        Sums {
+            peak_bytes: self.peak_bytes as u64,
+            total_bytes: self.total_bytes,
+            blocks: self.total_blocks,
+            live_bytes: self.live_bytes as u64,
+            refused: self.refused,
+            includes_others: false,
+        }
+    }
 }
 
 impl Account {

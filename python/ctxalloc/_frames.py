@@ -24,21 +24,39 @@ def clear_frames(error: BaseException) -> None:
     Whoever keeps the error (a worker does so in a cycle with its own frame) keeps the arrays in these frames: they
     would stay charged, and others would be refused because of them.
     """
-    errors, seen = [error], set[int]()
-    while errors:
-        one = errors.pop()
-        if id(one) in seen:
-            continue
-        seen.add(id(one))
+    for one in _all_of(error):
         step = one.__traceback__
         while step is not None:
             if not (_CLOSES and _is_suspended(step.tb_frame)):
                 with contextlib.suppress(RuntimeError):  # those that still run stay as they are
                     step.tb_frame.clear()
             step = step.tb_next
+
+
+def drop_tracebacks(error: BaseException) -> None:
+    """Have an error that was handled, and those that it came from, refer to no frame.
+
+    A frame refers to all that called it, the server's included, also when they are over: whoever keeps the error would
+    keep what these have.
+    """
+    for one in _all_of(error):
+        one.__traceback__ = None
+
+
+def _all_of(error: BaseException) -> list[BaseException]:
+    """An error and those that it came from."""
+    found: list[BaseException] = []
+    errors, seen = [error], set[int]()
+    while errors:
+        one = errors.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        found.append(one)
         errors += [other for other in (one.__cause__, one.__context__) if other is not None]
         if isinstance(one, BaseExceptionGroup):
             errors += one.exceptions
+    return found
 
 
 def _is_suspended(frame: FrameType) -> bool:

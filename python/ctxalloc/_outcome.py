@@ -18,9 +18,9 @@ class Report(NamedTuple):
     outcome: Outcome
     """``completed``: the whole answer was sent. ``refused``: a budget refused, and that ended it: it left the
     application, or a handler inside answered with 4xx or 5xx that asked ``ctxalloc.problems``, or that an ASGI
-    framework calls in an ``except``. ``failed``: an exception, or an answer
-    of 5xx, which is what frameworks make of one. ``cancelled``: its task was. ``disconnected``: the client went away
-    first, as far as was seen by then. ``unfinished``: the application returned without a whole answer."""
+    framework calls in an ``except``. ``failed``: an exception, or an answer of 5xx, which is what frameworks make of
+    one. ``cancelled``: its task was. ``disconnected``: the client went away first, as far as was seen by then.
+    ``unfinished``: the application returned, or its body was closed, without a whole answer."""
     status: int | None
     """The status of the answer; None where no answer was begun."""
     seconds: float

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, TypeVar
 
 from ctxalloc._choices import CHOICES, Choice, Scope, Unmatched, plain, table_of
 from ctxalloc._errors import BudgetExceeded, NoRoom
-from ctxalloc._frames import clear_frames, leaves_of
+from ctxalloc._frames import clear_frames, drop_tracebacks, leaves_of
 from ctxalloc._native import (
     Budget,
     Handler,
@@ -243,27 +243,28 @@ class Served:
         """End the request and call ``on_end``, unless that was done."""
         if self.request is not None:
             self.close_after(error)
-            if outcome == "completed":
-                outcome = self._outcome()
+            if outcome in ("completed", "unfinished"):
+                outcome = self._answered(outcome)
                 if outcome == "refused" and self._refusal:
                     error = self._refusal[-1]
             if self.service.on_end is not None:
                 self._tell(outcome, error, self.request, self.service.on_end)
 
-    def _outcome(self) -> Outcome:
-        """Of an answer that was sent whole."""
-        if self.status == 101:  # a WebSocket, which either side may close
-            return "completed"
+    def _answered(self, sent: Outcome) -> Outcome:
+        """The outcome where no exception ended it: the answer was sent whole, or it was not."""
+        status = self.status or 0
+        if status == 101 and sent == "completed":  # a WebSocket, which either side may close
+            return sent
         if self.is_disconnected:
             return "disconnected"
-        if self._refusal and self.status is not None and self.status >= 400:
-            return "refused"  # and a handler inside has answered
-        return "failed" if self.status is not None and self.status >= 500 else "completed"
+        if self._refusal and status >= 400:
+            return "refused"  # and a handler inside has answered, whether or not that was read
+        return "failed" if status >= 500 and sent == "completed" else sent
 
     def end_unanswered(self, error: BaseException | None) -> None:
         """The same, where no whole answer was sent: by an exception, or without one."""
         if error is None:
-            self.end("disconnected" if self.is_disconnected else "unfinished")
+            self.end("unfinished")
         elif self.is_disconnected:
             self.end("disconnected", error)
         elif isinstance(error, Exception):
@@ -391,11 +392,17 @@ class Serving(Served):
         if self.refused_inside is not None and self.answers and self.status == 500:
             raise self.refused_inside
 
-    def let_go_of_answered(self) -> None:
-        """Clear the frames of an exception that was answered inside, all of which are over as the call is."""
+    def let_go_of_handled(self) -> None:
+        """Let go of the frames of exceptions that were handled inside, all of which are over as the step is.
+
+        A refusal is kept for the report. Its frames lead to the server's, hence to the body, whose last reference ends
+        the request.
+        """
         error, self.answered = self.answered, None
         if error is not None and self.request is not None and self.request.stats.live_blocks:
             clear_frames(error)
+        for refused in self._refusal or ():
+            drop_tracebacks(refused)
 
     def forget(self) -> None:
         """Let go of the scope and of exceptions, whose tracebacks hold arrays and may hold this."""

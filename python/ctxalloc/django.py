@@ -202,6 +202,7 @@ class AllocatorMiddleware:
     def _answered(self, serving: Serving, response: HttpResponseBase) -> HttpResponseBase:
         if serving.request is None:
             return response
+        serving.let_go_of_handled()
         serving.status = response.status_code
         # A file is sent by the server, which knows it by `file_to_stream`.
         if not response.streaming or getattr(response, "file_to_stream", None) is not None:
@@ -273,6 +274,8 @@ class _Stream(_Streamed[Iterator[bytes]]):
         except StopIteration:
             self.closing.is_whole = True
             raise
+        finally:
+            self._serving.let_go_of_handled()
 
 
 class _AsyncStream(_Streamed[AsyncIterator[bytes]]):
@@ -288,3 +291,5 @@ class _AsyncStream(_Streamed[AsyncIterator[bytes]]):
         except StopAsyncIteration:
             self.closing.is_whole = True
             raise
+        finally:
+            self._serving.let_go_of_handled()

@@ -176,7 +176,7 @@ class _Body:
                 self._serving.check_admitted()
                 self._content = content = app(environ, self._start)
                 self._serving.check_refused_inside()
-            self._serving.let_go_of_answered()
+            self._serving.let_go_of_handled()
             self._tell()
         except BaseException as error:
             close = getattr(self._content, "close", None)
@@ -194,9 +194,11 @@ class _Body:
                 if self._iterator is None:
                     self._iterator = iter(self._content)
                 part = next(self._iterator)
+            self._serving.let_go_of_handled()
             self._tell()
         except StopIteration:
             self.is_whole = True
+            self._serving.let_go_of_handled()
             self._tell()
             raise
         except BaseException as error:

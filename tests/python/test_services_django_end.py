@@ -84,6 +84,48 @@ for _ in range(2):
     )
 
 
+def test_an_error_response_that_nobody_closes_ends_its_request() -> None:
+    """The exception is kept for the report; its frames lead to the server's, which has the response."""
+    program = """
+import logging
+from ctxalloc import problems
+logging.disable()
+def failed(request): work(request); 1 / 0
+def asks(request):
+    try:
+        np.ones(10_000_000)
+    except MemoryError as error:
+        return HttpResponse(status=problems.problem(error).status)
+
+class Parts:
+    left = 1
+    def __iter__(self): return self
+    def __next__(self):
+        try:
+            np.ones(10_000_000)
+        except MemoryError as error:
+            assert problems.refusal(error) is not None
+        if not self.left:
+            raise StopIteration
+        self.left = 0
+        return b"a"
+def streams(request): return StreamingHttpResponse(Parts(), status=503)
+
+settings.ROOT_URLCONF += (path("failed", failed), path("asks", asks), path("streams", streams))
+settings.CTXALLOC["default"] = ctxalloc.request(limit_bytes=1_000_000)
+application = get_wsgi_application()
+for url in ("/failed", "/asks", "/streams"):
+    body = application({**RequestFactory()._base_environ(PATH_INFO=url)}, lambda *_: None)
+    list(body)
+    assert not told
+    body = None
+    if url == "/streams":
+        gc.collect()  # a streamed response of Django's is a cycle
+    print(told.pop())
+"""
+    assert says(PROJECT + program) == "('failed', 0)\n('refused', 0)\n('refused', 0)"
+
+
 def test_an_asynchronous_response_ends_on_its_loop() -> None:
     assert (
         says(

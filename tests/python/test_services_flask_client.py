@@ -53,6 +53,83 @@ print(seen())
     )
 
 
+REFUSED = """
+from ctxalloc import problems
+tenant = ctxalloc.Budget(name="tenant")
+
+@application.get("/refused")
+def refused(): held = np.ones(1000); np.ones(1_000_000)
+
+application.wsgi_app = AllocatorMiddleware(
+    application.wsgi_app.app, default=ctxalloc.request(limit_bytes=1_000_000), tenant=lambda _: tenant,
+    on_end=lambda _, report: told.append((report.outcome, report.status, report.escaped.count)))
+"""
+ANSWERS = """
+@application.errorhandler(MemoryError)
+def answers(error):
+    problem = problems.problem(error)
+    return problem.body, problem.status, problem.headers
+"""
+
+
+@pytest.mark.parametrize("handler", ["", ANSWERS])
+def test_a_refused_response_ends_when_it_is_dropped(handler: str) -> None:
+    """The refusal is kept for the report; its frames lead to the client's, which has the response."""
+    assert (
+        says(
+            APPLICATION
+            + REFUSED
+            + handler
+            + """
+for reads in (True, False):
+    response = application.test_client().get("/refused")
+    assert response.status_code == 413
+    if reads:
+        response.get_data()
+    print(seen(), tenant.is_idle, end=" ")
+    response = None
+    print(seen(), tenant.is_idle)
+with application.test_client().get("/refused"):
+    pass
+print(seen(), tenant.is_idle)
+"""
+        )
+        == "[] False [('refused', 413, 0)] True\n[] False [('refused', 413, 0)] True\n[('refused', 413, 0)] True"
+    )
+
+
+def test_a_body_that_survived_a_refusal_ends_when_it_is_dropped() -> None:
+    assert (
+        says(
+            APPLICATION
+            + REFUSED
+            + """
+class Parts:
+    def __init__(self): self.left = [b"a", b"b"]
+    def __iter__(self): return self
+    def __next__(self):
+        try:
+            np.ones(1_000_000)
+        except MemoryError as error:
+            assert problems.refusal(error) is not None
+        if not self.left:
+            raise StopIteration
+        return self.left.pop()
+
+application.wsgi_app.app = lambda environ, start_response: start_response("200 OK", []) and Parts()
+for parts in (1, 2, 3):
+    body = application.wsgi_app({"REQUEST_METHOD": "GET", "PATH_INFO": "/"}, lambda *_: None)
+    for _ in range(parts):
+        next(body, None)
+    assert not told
+    body = None
+    print(seen(), tenant.is_idle)
+"""
+        )
+        == "[('unfinished', 200, 0)] True\n[('unfinished', 200, 0)] True\n[('completed', 200, 0)] True"
+    )
+
+
 def test_what_a_view_had_when_it_aborted_has_not_escaped() -> None:
     """Flask keeps the exception in a cycle with its own frame. A handler of the application's still gets it."""
     assert (

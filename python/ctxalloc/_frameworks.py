@@ -402,4 +402,4 @@ def note_refusal(*_: object, **__: object) -> None:
     """The receiver of a framework's ``got_request_exception``: the exception is being handled, with a 500."""
     here, error = SERVING.get(), sys.exception()
     if here is not None and error is not None:
-        here.refused_inside = here.refusal_of(error)
+        here.note_answered(here.refusal_of(error))

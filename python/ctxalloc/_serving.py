@@ -147,6 +147,8 @@ class Service:
                 serving.handler = begun.handler
             if whose is not None:
                 served.tenant = whose
+            if is_inside:
+                served.outer = here
             return served
 
         if is_async and asked._reserves:  # noqa: SLF001 - made for this
@@ -207,7 +209,9 @@ class Served:
     answered: BaseException | None = None
     """An exception that the framework answers itself, inside of the middleware."""
     refused_inside: BudgetExceeded | None
-    """The refusal that Django or Flask has made a 500 of."""
+    """The refusal that Django, Flask or Quart has made a 500 of."""
+    outer: "Served | None"
+    """That of the middleware around this one. Where there is none, an ``_Exchange`` has no such attribute."""
     untold: ClassVar[set["Served"]] = set()
     """Those whose ``on_end`` is still to be called. Whoever removes one calls it: ``remove`` succeeds in one thread.
     The class has it, since a response may be dropped when the module's names are gone: at the interpreter's end."""
@@ -303,8 +307,22 @@ class Served:
         context = before.context_now() if waits else contextvars.copy_context()
         begun._when_settled(functools.partial(context.run, tell))  # noqa: SLF001
 
+    def _with_outer(self) -> list["Served"]:
+        """This one, and those of the middlewares around it that are not over."""
+        found, outer = [self], getattr(self, "outer", None)
+        while outer is not None and outer.scope is not None:
+            found.append(outer)
+            outer = getattr(outer, "outer", None)
+        return found
+
     def _note(self, *refusals: BudgetExceeded) -> None:
-        self._refusal = (*(self._refusal or ()), *refusals)
+        for served in self._with_outer():
+            served._refusal = (*(served._refusal or ()), *refusals)  # noqa: SLF001 - one of these
+
+    def note_answered(self, refused: BudgetExceeded | None) -> None:
+        """A framework inside handles an exception, with a 500: because of this refusal, or for another reason."""
+        for served in self._with_outer():
+            served.refused_inside = refused
 
     def refusal_of(self, error: BaseException) -> BudgetExceeded | None:
         """The refusal that led to an exception; None where another reason did."""
@@ -351,6 +369,7 @@ class Serving(Served):
         "base",
         "handler",
         "is_disconnected",
+        "outer",
         "refused_inside",
         "request",
         "route",
@@ -377,6 +396,7 @@ class Serving(Served):
         self.answers = False
         """A refusal is answered."""
         self.refused_inside = None
+        self.outer = None
         self.unadmitted: NoRoom | None = None
         """Why it got no reservation: it is to be refused, and the application not called."""
         if service.on_end is not None and begun is not None:
@@ -410,6 +430,7 @@ class Serving(Served):
         self._refusal = None
         self.answered = None
         self.refused_inside = None
+        self.outer = None
         self.unadmitted = None
 
 

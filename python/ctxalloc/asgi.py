@@ -246,7 +246,7 @@ class AllocatorMiddleware:
 class _Exchange(Exchange, Served):
     """A request that is being served, and what its server was sent. What is done for each of them is in Rust."""
 
-    __slots__ = ("_before", "_began", "refused_inside")
+    __slots__ = ("_before", "_began", "outer", "refused_inside")
 
     @property
     def is_websocket(self) -> bool:

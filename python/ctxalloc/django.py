@@ -165,6 +165,7 @@ class AllocatorMiddleware:
 
     def _refused(self, serving: Serving, refused: NoRoom) -> HttpResponse:
         """The answer to one that got no reservation."""
+        serving.refusal_of(refused)  # which tells a middleware around this one
         if self._answers:
             return self._problem(serving, refused)
         serving.end("refused", refused)

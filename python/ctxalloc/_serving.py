@@ -326,15 +326,16 @@ class Served:
 
     def refusal_of(self, error: BaseException) -> BudgetExceeded | None:
         """The refusal that led to an exception; None where another reason did."""
+        with use(self.base):  # what this takes is not the request's, which may have no room
+            return self._refusal_of(error)
+
+    def _refusal_of(self, error: BaseException) -> BudgetExceeded | None:
         leaves = leaves_of(error)
         known: dict[int, BudgetExceeded] = {}
         for refused in self._refusal or ():
             known[id(refused)] = known[id(refused.__cause__)] = refused
-        unknown: list[BaseException] = [
-            leaf
-            for leaf in leaves
-            if isinstance(leaf, Exception) and not isinstance(leaf, BudgetExceeded) and id(leaf) not in known
-        ]
+        errors = [leaf for leaf in leaves if isinstance(leaf, Exception) and not isinstance(leaf, BudgetExceeded)]
+        unknown: list[BaseException] = [error for error in errors if id(error) not in known]
         if unknown and self.request is not None:
             told = self.request._refusals_of(unknown)  # noqa: SLF001 - made for this
             new = [refused.with_traceback(None) for refused in told if refused is not None]
@@ -350,11 +351,9 @@ class Served:
             elif isinstance(leaf, BudgetExceeded) and id(leaf) not in known:
                 known[id(leaf)] = leaf  # as a whole request is told
                 self._note(leaf)
-        found = [known.get(id(leaf)) for leaf in leaves]
-        refusals = [refused for refused in found if refused is not None]
-        if len(refusals) != len(leaves):
-            return None
-        return next((refused for refused in refusals if refused.of_request or refused.never_fits), refusals[0])
+        refusals = [known[id(leaf)] for leaf in leaves if id(leaf) in known]
+        lasting = [refused for refused in refusals if refused.of_request or refused.never_fits]
+        return (lasting or refusals)[0] if len(refusals) == len(leaves) else None
 
 
 class Serving(Served):

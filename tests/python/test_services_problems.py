@@ -65,6 +65,25 @@ def test_a_request_inside_or_around_that_is_too_small_is_413() -> None:
     assert asyncio.run(call(around, http())).status == 413
 
 
+def test_what_a_look_for_a_refusal_takes_is_not_the_requests() -> None:
+    """It may have no room left."""
+    selected: list[str] = []
+
+    class Odd(Exception):  # noqa: N818 - no error of the library's
+        @property
+        def __cause__(self) -> None:  # type: ignore[override]
+            selected.append(ctxalloc.current().name)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        assert ctxalloc.problems.refusal(Odd()) is None
+        selected.append(ctxalloc.current().name)
+        await answer(send)
+
+    with ctxalloc.use("aligned64"):
+        asked(app, default=request(name="served"))
+    assert selected == ["aligned64", "served"]
+
+
 def test_an_inner_middleware_knows_the_tenant_of_the_one_around_it() -> None:
     tenant = Budget(16 * MiB, name="tenant")
     around = AllocatorMiddleware(AllocatorMiddleware(makes(10 * MiB)), tenant=lambda _: tenant)

@@ -391,11 +391,14 @@ def _of_django(patterns: Iterable[Any], before: str) -> Iterator[str]:
             yield from _of_django(nested, path)
 
 
-def note_what_django_answers() -> None:
-    """Have Django tell the request of a refusal that it answers: with 500, when it has let go of the exception."""
+def note_what_frameworks_answer() -> None:
+    """Have Django and Quart tell the request of a refusal that they answer: with 500, when it is handled no more."""
     signals: Any = sys.modules.get("django.core.signals")
     if signals is not None:
         signals.got_request_exception.connect(note_refusal)  # again is as once
+    signals = sys.modules.get("quart.signals")
+    if signals is not None:
+        signals.got_request_exception.connect(_note_refusal_of_quart)
 
 
 def note_refusal(*_: object, **__: object) -> None:
@@ -403,3 +406,8 @@ def note_refusal(*_: object, **__: object) -> None:
     here, error = SERVING.get(), sys.exception()
     if here is not None and error is not None:
         here.note_answered(here.refusal_of(error))
+
+
+async def _note_refusal_of_quart(*_: object, **__: object) -> None:
+    """The same: Quart would call a function in a thread."""
+    note_refusal()

@@ -103,7 +103,7 @@ class AllocatorMiddleware:
             sites=sites,
             record=record,
         )
-        _frameworks.note_what_django_answers()
+        _frameworks.note_what_frameworks_answer()
         self._root_path = _routing.root_path_of(app)
         self._exchanges = Exchanges(
             _Exchange,
@@ -340,7 +340,7 @@ class _Exchange(Exchange, Served):
         error = sys.exception()
         if error is not None:
             return self.refusal_of(error)
-        refused = getattr(self, "refused_inside", None)  # it is there only where Django has told
+        refused = getattr(self, "refused_inside", None)  # it is there only where a framework has told
         self.refused_inside = None
         return refused
 

@@ -79,7 +79,7 @@ class AllocatorMiddleware:
             sites=options.get("sites"),
             record=options.get("record"),
         )
-        _frameworks.note_what_django_answers()
+        _frameworks.note_what_frameworks_answer()
         self._is_attached = not options.get("routes")
         self._is_async = iscoroutinefunction(get_response)
         if self._is_async:

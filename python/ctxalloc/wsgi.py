@@ -81,7 +81,7 @@ class AllocatorMiddleware:
         if not self._is_checked:
             _frameworks.attach(self._service.routes, self._service.rows, self.app)
             _note_what_flask_answers(self.app)
-            _frameworks.note_what_django_answers()
+            _frameworks.note_what_frameworks_answer()
             self._is_checked = True  # now, for other threads
             if self._service.patterns:
                 _routing.warn_of_typos(self._service.patterns, self.app)

@@ -289,6 +289,8 @@ class _Exchange(Exchange, Served):
                 return _nothing()
             self.started = True
         elif kind in ("http.response.pathsend", "websocket.close", "http.response.zerocopysend"):
+            if kind == "websocket.close":
+                self._note_closed()
             if not message.get("more_body", False):  # the last of them only may have it
                 self.is_ending = True
                 return self._last(self.to_server(message))
@@ -361,10 +363,15 @@ class _Exchange(Exchange, Served):
         elif not self.started and _DENIAL in (scope.get("extensions") or {}):
             await self._send_problem(problem, "websocket.http.response")
         else:
-            self.status = problem.status
+            self._note_closed()
             code = _CLOSE_CODES[problem.status]
             await self.to_server({"type": "websocket.close", "code": code, "reason": "out of memory"})
         return True
+
+    def _note_closed(self) -> None:
+        """A WebSocket is closed: before it was accepted, servers answer so, as ASGI has it."""
+        if not self.started:
+            self.status = 403
 
     async def _send_problem(self, problem: problems.Problem, kind: str = "http.response") -> None:
         self.status = problem.status

@@ -161,7 +161,7 @@ def test_a_refusal_closes_a_websocket(accepts: bool) -> None:
 
     client, report = refused(app, websocket(), default=request(limit_bytes=MiB))
     assert client.sent[-1] == {"type": "websocket.close", "code": 1009, "reason": "out of memory"}
-    assert report.outcome == "refused"
+    assert (report.outcome, report.status) == ("refused", 101 if accepts else 403)
     denial = {"extensions": {"websocket.http.response": {}}}
     client, report = refused(app, websocket(**denial), default=request(limit_bytes=MiB))
     kinds = [message["type"] for message in client.sent]
@@ -170,6 +170,17 @@ def test_a_refusal_closes_a_websocket(accepts: bool) -> None:
     else:
         assert kinds == ["websocket.http.response.start", "websocket.http.response.body"]
         assert client.sent[0]["status"] == report.status == 413
+
+
+def test_a_websocket_that_is_closed_before_it_was_accepted_is_403() -> None:
+    """So servers answer, as ASGI has it."""
+    reports = Reports()
+
+    async def app(scope: Scope, receive: Any, send: Any) -> None:
+        await send({"type": "websocket.close", "code": 1000})
+
+    asyncio.run(call(AllocatorMiddleware(app, on_end=reports), websocket(), [{"type": "websocket.connect"}]))
+    assert (reports.only.outcome, reports.only.status) == ("completed", 403)
 
 
 def test_options_are_keywords() -> None:

@@ -34,10 +34,10 @@ _Application: TypeAlias = Callable[[_Environ, _StartResponse], Iterable[bytes]]
 class AllocatorMiddleware:
     """Serves each request of an application in a ``ctxalloc.request()``, or under a handler.
 
-    The options are those of ``ctxalloc.asgi.AllocatorMiddleware``; the functions get the WSGI environment. A request
-    that waits for its reservation blocks its thread. The account
-    closes with the body's ``close``; where the body is a list, when the application returns. Flask answers exceptions
-    itself, inside: give it a handler for MemoryError that asks ``ctxalloc.problems.problem``.
+    The options are those of ``ctxalloc.asgi.AllocatorMiddleware`` but ``ends``; the functions get the WSGI environment.
+    A request that waits for its reservation blocks its thread. The account closes with the body's ``close``; where the
+    body is a list, when the application returns. Flask answers exceptions itself, inside; a refusal that none of its
+    handlers takes is answered all the same.
 
     The application finds its Request in ``environ["ctxalloc.request"]``, and by ``ctxalloc.current_request()``.
     """

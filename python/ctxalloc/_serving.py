@@ -263,7 +263,7 @@ class Served:
             return "disconnected"
         if self._refusal and status >= 400:
             return "refused"  # and a handler inside has answered, whether or not that was read
-        return "failed" if status >= 500 and sent == "completed" else sent
+        return "failed" if status >= 500 else sent
 
     def end_unanswered(self, error: BaseException | None) -> None:
         """The same, where no whole answer was sent: by an exception, or without one."""

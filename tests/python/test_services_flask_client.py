@@ -98,6 +98,21 @@ print(seen(), tenant.is_idle)
     )
 
 
+def test_an_answer_of_500_is_failed_whether_or_not_it_is_read() -> None:
+    program = """
+application.logger.disabled = True
+@application.get("/failed")
+def failed(): raise ValueError
+
+for reads in (True, False):
+    with application.test_client().get("/failed") as response:
+        if reads:
+            response.get_data()
+    print(seen())
+"""
+    assert says(APPLICATION + program) == "[('failed', 500, 0)]\n[('failed', 500, 0)]"
+
+
 def test_a_body_that_survived_a_refusal_ends_when_it_is_dropped() -> None:
     assert (
         says(

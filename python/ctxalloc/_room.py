@@ -7,7 +7,7 @@ import asyncio
 import threading
 import weakref
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
     from ctxalloc._native import Request, _Admission
@@ -33,7 +33,7 @@ async def wait(
     until: "Callable[[asyncio.Future[None]], Awaitable[object]] | None" = None,
 ) -> "Request":
     """Enter ``request`` when it is its turn."""
-    watched: dict[int, weakref.ref[_Admission]] | None = None
+    watched: _Waiters | None = None
     try:
         loop = _running_loop(request)
         while True:
@@ -42,7 +42,7 @@ async def wait(
                 return request
             if watched is None:
                 watched = _watched(loop)
-                watched[id(admission)] = weakref.ref(admission)
+            watched[id(admission)] = (turn, weakref.ref(admission))
             await (turn if until is None else until(turn))
             if admission.enter():  # woken for nothing it asks once more
                 return request
@@ -62,18 +62,23 @@ def _running_loop(request: "Request") -> asyncio.AbstractEventLoop:
         ) from None
 
 
+_Waiters: TypeAlias = dict[int, tuple["asyncio.Future[None]", "weakref.ref[_Admission]"]]
+"""The turns that are awaited in a loop. A loop's tasks are weak: it is its turn that holds a task that waits."""
+
+
 class _Watch:
-    """Takes those out of the queue who wait in a loop that is closed, where nothing ever goes on.
+    """Holds those who wait in a loop, and takes them out of the queue when it is closed, where nothing ever goes on.
 
     A loop tells nobody that it is closed, but it lets go of its timers then. One of them has this, and nobody else has.
-    Without it a task that somebody refers to would stand before all others for ever.
+    So a task that nobody else refers to waits as long as its loop lives, and one that somebody does refer to does not
+    stand before all others for ever.
     """
 
     __slots__ = ("__weakref__", "loop", "watched")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = weakref.ref(loop)
-        self.watched: dict[int, weakref.ref[_Admission]] = {}
+        self.watched: _Waiters = {}
         loop.call_later(_WATCH_SECONDS, self)
 
     def __call__(self) -> None:
@@ -83,7 +88,9 @@ class _Watch:
             loop.call_later(_WATCH_SECONDS, self)
 
     def __del__(self) -> None:
-        for admission in [known() for known in self.watched.values()]:
+        admissions = [known() for _, known in self.watched.values()]
+        self.watched.clear()  # frames of those who wait refer to it
+        for admission in admissions:
             if admission is not None:
                 admission.leave()
 
@@ -94,7 +101,7 @@ _HERE = threading.local()
 """``watch``: weak, the last _Watch of this thread."""
 
 
-def _watched(loop: asyncio.AbstractEventLoop) -> "dict[int, weakref.ref[_Admission]]":
+def _watched(loop: asyncio.AbstractEventLoop) -> _Waiters:
     """Those who wait in this loop."""
     known: weakref.ref[_Watch] | None = getattr(_HERE, "watch", None)
     watch = None if known is None else known()
@@ -107,7 +114,8 @@ def _watched(loop: asyncio.AbstractEventLoop) -> "dict[int, weakref.ref[_Admissi
 class _Call:
     """Wakes a coroutine that waits, from whatever thread. Where its loop is closed, it leaves the queue in its place.
 
-    All weak: the queue has this, and the garbage collector does not see into the queue.
+    All weak: the queue has this, and the garbage collector does not see into the queue. The loop's ``_Watch`` holds the
+    turn.
     """
 
     __slots__ = ("_admission", "_is_over", "_loop", "_turn")

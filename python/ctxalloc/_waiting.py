@@ -8,7 +8,7 @@ any other. Threads (``wsgi``) need nothing of this: they wait in ``Request._begi
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from ctxalloc import _room
 from ctxalloc._errors import NoRoom
@@ -78,15 +78,20 @@ class Waiting(Generic[_S]):
 class Client:
     """The client's side of an ASGI call, listened to while its request waits. Nothing that it says is lost.
 
-    It is listened to until it has said what belongs to its request's head, or a part of a body that goes on: more
-    would be kept in memory for one who has none. So one that goes away in the midst of its body is noticed later, by
-    the application.
+    It is listened to until its body is whole, and then until it goes away. Of a body that goes on at most ``MAX_KEPT``
+    bytes are kept, and the part that passes them: one who waits has no memory. So one that goes away in the midst of a
+    longer body is noticed later, by the application.
     """
+
+    MAX_KEPT: Final = 64 * 1024
+    """What has been heard, in bytes; each message counts as one KiB at least."""
 
     def __init__(self, receive: Callable[[], Awaitable[MutableMapping[str, Any]]]) -> None:
         self._receive = receive
         self._heard: deque[MutableMapping[str, Any]] = deque()
+        self._kept = 0
         self._next: asyncio.Future[MutableMapping[str, Any]] | None = None
+        self._is_whole = False
         self._listens = True
 
     async def until(self, turn: "asyncio.Future[None]") -> None:
@@ -110,7 +115,10 @@ class Client:
         self._heard.append(message)
         if message["type"] in ("http.disconnect", "websocket.disconnect"):
             raise Gone
-        self._listens = not message.get("more_body", False)
+        self._kept += max(len(message.get("body") or b""), 1024)
+        was_whole, self._is_whole = self._is_whole, not message.get("more_body", False)
+        # What follows a whole body is its client's leaving; a server that says otherwise is not listened to for ever.
+        self._listens = self._kept < self.MAX_KEPT or (self._is_whole and not was_whole)
 
     async def receive(self) -> MutableMapping[str, Any]:
         """The application's ``receive``: first what was heard."""

@@ -9,9 +9,10 @@
         on_end=lambda scope, report: print(report.route, report.outcome, report.stats.peak_bytes),
     )
 
-Pure ASGI: no dependency, and nothing of a body is buffered; a whole request's headers go with what follows them. Tasks
-that a request starts, ``asyncio.to_thread`` and Rust futures belong to it. Neighbours: ``_serving`` has what is common
-with ``wsgi`` and ``django``; ``src/python/exchange`` does what every request needs; docs/services.md is the guide.
+Pure ASGI: no dependency, and nothing of a body is buffered, except while its request waits for room; a whole request's
+headers go with what follows them. Tasks that a request starts, ``asyncio.to_thread`` and Rust futures belong to it.
+Neighbours: ``_serving`` has what is common with ``wsgi`` and ``django``; ``src/python/exchange`` does what every
+request needs; docs/services.md is the guide.
 """
 
 import inspect
@@ -51,7 +52,8 @@ class AllocatorMiddleware:
     terms with the smallest limit of all, under the name ``unmatched``.
 
     A request whose terms have ``reserve_bytes=`` waits in line for room, at most their ``timeout=``, before the
-    application is called. One that gets none is refused; one whose client has gone leaves the line.
+    application is called. One that gets none is refused; one whose client has gone leaves the line, unless its
+    body is longer than 64 KiB, or has more than 64 parts.
 
     ``tenant(scope)``: the budget that the request is charged to, or None.
 

@@ -217,47 +217,6 @@ def test_one_without_a_reservation_is_none_of_those_that_have_ended():
     assert numbers() == (1, 2, 1, 0)
 
 
-def test_what_a_client_says_meanwhile_reaches_the_application():
-    budget, heard = Budget(LENGTH), []
-
-    async def app(scope, receive, send):
-        while not heard or heard[-1].get("more_body"):
-            heard.append(await receive())
-        heard.append(await receive())
-        await answer(send)
-
-    def part(n):
-        return {"type": "http.request", "body": b"%d" % n, "more_body": n < 3}
-
-    service = AllocatorMiddleware(app, routes={"/": terms(budget)})
-
-    async def main(is_whole):
-        heard.clear()
-        parts = [part(3)] if is_whole else [part(1), part(2), part(3)]
-        client = Client(parts)
-        released = asyncio.Event()
-
-        async def receive():
-            if not client.messages:
-                await released.wait()
-            return await client.receive()
-
-        async with terms(budget, root=True):
-            task = asyncio.create_task(service(http(), receive, client.send))
-            await until_soon(lambda: budget.waiting == 1)
-            for _ in range(9):
-                await asyncio.sleep(0)
-            assert len(client.messages) == (0 if is_whole else 2), "a body that goes on is left to the server"
-        await until_soon(lambda: len(heard) == (1 if is_whole else 3))
-        released.set()
-        await asyncio.wait_for(task, 20)
-        assert [message.get("body") for message in heard] == [each["body"] for each in [*parts]] + [None]
-
-    asyncio.run(main(is_whole=True))
-    asyncio.run(main(is_whole=False))
-    assert is_as_new(budget)
-
-
 def wsgi_call(service, path="/"):
     told: list[Any] = []
     environ = {"REQUEST_METHOD": "GET", "PATH_INFO": path, "wsgi.input": io.BytesIO()}

@@ -277,8 +277,7 @@ class _Exchange(Exchange, Served):
             if self.replaced is not None:
                 return _nothing()
             if not message.get("more_body", False):
-                self.is_ending = True
-                return self._last(self.to_server(message))
+                return self._give(message, is_last=True)
         elif kind == "http.response.start":
             status = message["status"]
             refused = self._refusal_handled() if status >= 400 else None
@@ -294,15 +293,14 @@ class _Exchange(Exchange, Served):
             if kind == "websocket.close":
                 self._note_closed()
             if not message.get("more_body", False):  # the last of them only may have it
-                self.is_ending = True
-                return self._last(self.to_server(message))
+                return self._give(message, is_last=True)
         elif kind == "websocket.accept":
             self.started = True
             self.status = 101
         elif kind == "websocket.http.response.start":
             self.started = True
             self.status = message["status"]
-        return self.to_server(message)
+        return self._give(message, is_last=False)
 
     async def _send_after_headers(self, message: _Message) -> None:
         """The headers, if nobody has begun to send them, and what follows them.
@@ -316,7 +314,7 @@ class _Exchange(Exchange, Served):
             headers, sending = self.headers, Sending()
             self.headers, self.started = sending, True
             try:
-                await self.to_server(headers)
+                await self._give(headers, is_last=False)
             finally:
                 self.headers = None
                 sending.end()
@@ -335,6 +333,14 @@ class _Exchange(Exchange, Served):
             self.is_disconnected = True
             raise
         self._sent_whole()
+
+    async def _part(self, sending: Awaitable[None]) -> None:
+        """Another message. As `_last`, for what is no coroutine."""
+        try:
+            await sending
+        except OSError:
+            self.is_disconnected = self.is_disconnected or not self.is_ending
+            raise
 
     def _refusal_handled(self) -> BudgetExceeded | None:
         """The refusal because of which a handler inside answers, in an ``except``. It is noted, for the outcome.

@@ -21,7 +21,8 @@ from starlette.middleware import Middleware
 from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route
+from starlette.routing import Mount, Route, WebSocketRoute
+from starlette.websockets import WebSocket
 
 import ctxalloc
 from ctxalloc import request
@@ -135,6 +136,14 @@ async def deaf(_: HttpRequest) -> Response:
     return Streamed()
 
 
+async def ticks(websocket: WebSocket) -> None:
+    """Says something for ever, and never listens."""
+    await websocket.accept()
+    while True:
+        await websocket.send_text("tick")
+        await asyncio.sleep(0.02)
+
+
 class Passes(BaseHTTPMiddleware):
     async def dispatch(self, request: HttpRequest, call_next: Any) -> Any:
         return await call_next(request)
@@ -147,8 +156,9 @@ async def well(_: HttpRequest) -> PlainTextResponse:
 LEAVES = [
     Route("/health", well),
     *(Route(f"/{view.__name__}", view, methods=["POST"]) for view in (hears, streams, deaf)),
+    WebSocketRoute("/ticks", ticks),
 ]
-TOLD: Any = {"routes": {"/health": None, **{f"/{path}": request() for path in ("hears", "streams", "deaf")}}}
+TOLD: Any = {"routes": {"/health": None, **{f"/{path}": request() for path in ("hears", "streams", "deaf", "ticks")}}}
 TOLD["on_end"] = note
 bare = AllocatorMiddleware(Starlette(routes=LEAVES), **TOLD)
 based = AllocatorMiddleware(Starlette(routes=LEAVES, middleware=[Middleware(Passes)]), **TOLD)

@@ -254,6 +254,41 @@ def test_no_part_of_the_body_overtakes_the_headers() -> None:
 
 
 @pytest.mark.once
+def test_a_client_that_has_gone_is_told_of_at_any_message() -> None:
+    """The headers go with the first part: where they cannot be sent, the client has gone as well."""
+    check(
+        """
+    from ctxalloc.asgi import AllocatorMiddleware
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        await send({"type": "http.response.body", "body": b"b"})
+    async def one(fails_at):
+        told, count, ended = [], 0, asyncio.Event()
+        def on_end(scope, report):  # when what is alive still has been let go of
+            told.append(report.outcome)
+            ended.set()
+        async def send(message):
+            nonlocal count
+            count += 1
+            if count == fails_at:
+                raise ConnectionResetError
+        terms = ctxalloc.request(whole=True, limit_bytes=8 * MiB)
+        service = AllocatorMiddleware(app, default=terms, on_end=on_end)
+        try:
+            await service({"type": "http", "path": "/", "method": "GET", "headers": []}, None, send)
+        except ConnectionResetError:
+            told.append("raised")
+        await asyncio.wait_for(ended.wait(), 20)
+        return sorted(told)
+    told = [asyncio.run(one(fails_at)) for fails_at in range(1, 5)]
+    assert told == [["disconnected", "raised"]] * 3 + [["completed"]], told
+    """
+    )
+
+
+@pytest.mark.once
 def test_who_is_told_of_the_end_is_not_told_of_the_overdraft() -> None:
     """A thread of Django's owed it, and raised it in ``on_end``, which has no request: the report was lost."""
     pytest.importorskip("django")

@@ -1,13 +1,15 @@
 """Clients that go away while they are answered: what each server lets an application know, and what the report says.
 
 `hears` asks `receive` and answers nevertheless; `streams` is Starlette's stream, that listens while it sends; `deaf`
-sends parts and never asks. docs/services.md says which of them each server tells of, and these tests hold it.
+sends parts and never asks, and neither does the WebSocket of `ticks`. docs/services.md says which of them each server
+tells of, and these tests hold it.
 """
 
 import asyncio
 from pathlib import Path
 
 import pytest
+import websockets
 from servers import PATIENCE_S, connected, served
 
 from test_servers import ASGI  # isort: skip
@@ -49,3 +51,27 @@ def test_of_a_client_that_left_the_report_says_what_the_server_told(
         said = {path: asyncio.run(ends_of(port, ends, path)) for path in ("/hears", "/streams", "/deaf")}
     streams = "completed" if server == "gunicorn asgi" else "disconnected"
     assert said == {"/hears": {"disconnected"}, "/streams": {streams}, "/deaf": {"completed"}}
+
+
+async def leave_websocket(port: int) -> None:
+    async with websockets.connect(f"ws://127.0.0.1:{port}/ticks") as connection:
+        assert await connection.recv() == "tick"
+
+
+@pytest.mark.parametrize("library", ["websockets", "wsproto"])
+@pytest.mark.parametrize("application", ["bare", "based"])
+def test_a_websocket_that_only_sends_hears_that_its_client_left(application: str, library: str, tmp_path: Path) -> None:
+    """It is `send` that says so: uvicorn's raises OSError."""
+    ends = tmp_path / "ends"
+    ends.touch()
+    command = ["-m", "uvicorn", f"routed_app:{application}", "--port", "{port}", "--ws", library]
+    with served(command, CTXALLOC_TEST_ENDS=str(ends)) as port:
+        asyncio.run(leave_websocket(port))
+
+        async def said() -> None:
+            async with asyncio.timeout(PATIENCE_S):
+                while not outcomes(ends, "/ticks"):  # noqa: ASYNC110 - another process writes it
+                    await asyncio.sleep(0.02)
+
+        asyncio.run(said())
+    assert outcomes(ends, "/ticks") == ["disconnected"]

@@ -9,10 +9,10 @@
 mod exchanges;
 mod fields;
 mod framework;
-mod last;
 mod message;
 mod pattern;
 mod routes;
+mod sent;
 mod steps;
 
 use super::foreign::handler_in;
@@ -21,14 +21,14 @@ use super::request::PyRequest;
 use super::vectorcall;
 pub(super) use exchanges::PyExchanges;
 use fields::Fields;
-use last::{After, Last, is_coroutine};
 use message::{handled, is_error, is_text};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 pub(super) use routes::PyRouteTable;
+use sent::{After, Sent, is_coroutine};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 pub(super) use steps::is_trios;
 use steps::{Calls, Running, Steps};
@@ -65,10 +65,21 @@ static STEPS: Calls = Calls {
     finish: |exchange| exchange.cast::<PyExchange>()?.get().finish(exchange.py()),
 };
 
+/// After the last message.
 static AFTER: After = After {
     sent_whole: |exchange| PyExchange::sent_whole(exchange.cast::<PyExchange>()?),
     is_gone: |exchange| {
         exchange.cast::<PyExchange>()?.get().fields().is_disconnected = true;
+        Ok(())
+    },
+};
+
+/// After another one, where somebody asks for the end.
+static AFTER_PART: After = After {
+    sent_whole: |_| Ok(()),
+    is_gone: |exchange| {
+        let mut fields = exchange.cast::<PyExchange>()?.get().fields();
+        fields.is_disconnected |= !fields.is_ending;
         Ok(())
     },
 };
@@ -116,6 +127,39 @@ impl PyExchange {
             return slf.call_method1(intern!(py, "close_after"), (py.None(),)).map(drop);
         }
         slf.get().running.close(begun.request.bind(py))
+    }
+
+    /// Gives the server a message. After the last one the account closes; where somebody asks for the end, it is noted
+    /// that the client has gone: servers raise OSError then (ASGI 2.4).
+    fn give<'py>(
+        slf: &Bound<'py, Self>,
+        to_server: &Bound<'py, PyAny>,
+        message: &Bound<'py, PyAny>,
+        is_last: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = slf.py();
+        if is_last {
+            slf.get().fields().is_ending = true;
+        }
+        let called = vectorcall::call(to_server, [message]);
+        if !is_last && !slf.get().begun()?.exchanges.get().tells {
+            return called;
+        }
+        let (after, of_others) =
+            if is_last { (&AFTER, intern!(py, "_last")) } else { (&AFTER_PART, intern!(py, "_part")) };
+        match called {
+            Ok(awaitable) if is_coroutine(&awaitable)? => {
+                let sent = Sent::new(slf.clone().into_any().unbind(), after, awaitable.unbind());
+                Ok(Bound::new(py, sent)?.into_any())
+            }
+            Ok(awaitable) => slf.call_method1(of_others, (awaitable,)),
+            Err(error) => {
+                if error.is_instance_of::<PyOSError>(py) {
+                    (after.is_gone)(slf.as_any())?;
+                }
+                Err(error)
+            }
+        }
     }
 }
 
@@ -172,17 +216,7 @@ impl PyExchange {
                 None => false,
                 Some(more) => more.is_truthy()?,
             };
-            if goes_on {
-                return vectorcall::call(&to_server, [message]);
-            }
-            this.fields().is_ending = true;
-            let awaitable = vectorcall::call(&to_server, [message])?;
-            if !is_coroutine(&awaitable)? {
-                return slf.call_method1(intern!(py, "_last"), (awaitable,));
-            }
-            return Ok(
-                Bound::new(py, Last::new(slf.clone().into_any().unbind(), &AFTER, awaitable.unbind()))?.into_any()
-            );
+            return Self::give(slf, &to_server, message, !goes_on);
         }
         if !is_text(&kind, "http.response.start") {
             return unusual();
@@ -196,7 +230,14 @@ impl PyExchange {
             fields.started = true;
             fields.status = Some(status.unbind());
         }
-        vectorcall::call(&to_server, [message])
+        Self::give(slf, &to_server, message, false)
+    }
+
+    /// Gives the server a message of any kind.
+    #[pyo3(signature = (message, /, *, is_last))]
+    fn _give<'py>(slf: &Bound<'py, Self>, message: &Bound<'py, PyAny>, is_last: bool) -> PyResult<Bound<'py, PyAny>> {
+        let to_server = slf.getattr(intern!(slf.py(), "to_server"))?;
+        Self::give(slf, &to_server, message, is_last)
     }
 
     /// Restores the selection and removes the mark. Where the call's coroutine was thrown away and is closed in another

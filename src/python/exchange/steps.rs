@@ -13,7 +13,7 @@
 use super::super::imported::{Imported, module};
 use super::super::overdraft::Guard;
 use super::super::request::PyRequest;
-use super::last::is_coroutine;
+use super::sent::is_coroutine;
 use pyo3::exceptions::PyStopIteration;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;

@@ -1,4 +1,4 @@
-//! `Last`: what `send` returns for the last message of an answer.
+//! `Sent`: what `send` returns for a message of whose sending something becomes of the exchange.
 #![allow(unsafe_code, reason = "PyIter_Send drives a coroutine, which is no iterator to pyo3")]
 
 use super::super::imported::Imported;
@@ -9,11 +9,11 @@ use pyo3::prelude::*;
 use pyo3::types::PyIterator;
 use pyo3::types::iterator::PySendResult;
 
-/// A coroutine around the server's, which sends the last message. When that is done the account closes. The ContextVar
+/// A coroutine around the server's, which sends a message. When the last one is sent the account closes. The ContextVar
 /// is not touched: this may be another task.
-#[pyclass(frozen, name = "_Last", module = "ctxalloc._native")]
-pub(super) struct Last {
-    /// The `Exchange` whose answer this is.
+#[pyclass(frozen, name = "_Sent", module = "ctxalloc._native")]
+pub(super) struct Sent {
+    /// The `Exchange` whose message this is.
     exchange: Py<PyAny>,
     after: &'static After,
     sending: Py<PyAny>,
@@ -27,13 +27,13 @@ pub(super) struct After {
     pub(super) is_gone: fn(&Bound<'_, PyAny>) -> PyResult<()>,
 }
 
-/// Whether it is a coroutine of Python's own, which [`Last`] can drive.
+/// Whether it is a coroutine of Python's own, which [`Sent`] can drive.
 pub(super) fn is_coroutine(object: &Bound<'_, PyAny>) -> PyResult<bool> {
     static COROUTINE: Imported = Imported::new("types", "CoroutineType");
     Ok(object.get_type().is(COROUTINE.get(object.py())?))
 }
 
-impl Last {
+impl Sent {
     /// `sending` is a coroutine: see [`is_coroutine`].
     pub(super) fn new(exchange: Py<PyAny>, after: &'static After, sending: Py<PyAny>) -> Self {
         Self { exchange, after, sending }
@@ -65,7 +65,7 @@ impl Last {
 }
 
 #[pymethods]
-impl Last {
+impl Sent {
     fn __await__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
         slf
     }

@@ -131,9 +131,10 @@ print("as it must be")
 def test_wsgi_waits_in_greenlets_and_tells_of_a_killed_one() -> None:
     program = f"""{PATCHED}
 from ctxalloc import wsgi
-reports = []
+from gevent.event import Event
+reports, may_end = [], Event()
 def app(environ, start_response):
-    gevent.sleep(0.01)
+    may_end.wait(20)
     start_response("200 OK", [])
     return [b"done"]
 terms = ctxalloc.request(budget=budget, reserve_bytes=600)
@@ -147,6 +148,7 @@ calls = [gevent.spawn(call) for _ in range(4)]
 until(lambda: budget.waiting == 3)
 calls[2].kill()
 assert reports == [("cancelled", 0)], reports
+may_end.set()
 assert [calls[at].get(timeout=20) for at in (0, 1, 3)] == [["200 OK"]] * 3
 assert [outcome for outcome, _ in reports[1:]] == ["completed"] * 3, reports
 assert is_as_new()

@@ -323,6 +323,23 @@ mod tests {
     }
 
     #[test]
+    fn no_more_goes_than_is_too_much() {
+        let mut extents = grown(4 * PAGES);
+        let whole = extents.take(4 * PAGES).expect("mapped");
+        extents.give(whole, SECOND); // all of one age, in one chunk that is free
+        extents.purge_down_to(&PrivatePages, 3 * REGION + REGION / 2 + PAGE);
+        assert_eq!(extents.dirty_bytes(), 3 * REGION, "a region's run at a time");
+        let mut given_back_bytes = 0;
+        let mut is_done = false;
+        while !is_done {
+            let (bytes, done) = extents.purge_some(&PrivatePages, 2 * SECOND, Grain::Page, PAGES);
+            assert!(bytes <= REGION);
+            (given_back_bytes, is_done) = (given_back_bytes + bytes, done);
+        }
+        assert_eq!((given_back_bytes, extents.mapped_pages), (3 * REGION, 0));
+    }
+
+    #[test]
     #[cfg_attr(miri, ignore = "its addresses would all be memory under Miri")]
     fn beyond_so_many_dirty_runs_the_last_one_goes_on_to_the_end() {
         let pages = 2 * (MAX_RUNS + 10);

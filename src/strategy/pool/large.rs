@@ -11,6 +11,7 @@
 use super::classes;
 use super::clock::now;
 use super::decay::{PoolBytes, note_released};
+use super::demand::Demand;
 use super::extents::{Extents, Grain, Run};
 use super::geometry::PAGE;
 use super::options::Retention;
@@ -23,9 +24,6 @@ use std::time::Duration;
 
 /// The number of blocks that are kept as they came back.
 const RECENT: usize = 8;
-
-/// One part in this many of the demand may be kept beyond it.
-const SLACK: usize = 32;
 
 /// The most pages that the decay thread returns to the system before it lets go of the lock for a moment.
 const AT_A_TIME: usize = (8 << 20) / PAGE;
@@ -52,58 +50,12 @@ struct Store {
     extents: Extents,
     live_bytes: usize,
     demand: Demand,
-    /// The bytes that were left when memory was last returned: free runs smaller than the grain.
+    /// The bytes that could not be returned the last time: free runs smaller than the grain.
     holes_bytes: usize,
     /// When the present moment ends, and old memory is looked for again.
     look_again: Duration,
     /// The pool's [`Retention::warm_bytes`], once it was asked for.
     warm_bytes: Option<usize>,
-}
-
-/// An estimate of the bytes in use at the next peak, from earlier peaks.
-///
-/// A peak is where a block comes back after one was taken. The estimate is the running mean plus four times the running
-/// deviation, as TCP estimates its retransmission timeout (RFC 6298). It follows a rise at once and forgets a rare peak
-/// after some ten others.
-///
-/// Under light load ten peaks may take long, so the estimate is at most twice the highest peak of the last moments
-/// (decision 0031).
-#[derive(Debug, Default)]
-struct Demand {
-    mean_bytes: usize,
-    deviation_bytes: usize,
-    is_rising: bool,
-    /// The highest that was in use in the present moment, and in the one before it.
-    highest_bytes: usize,
-    highest_before_bytes: usize,
-}
-
-impl Demand {
-    fn rise(&mut self) {
-        self.is_rising = true;
-    }
-
-    /// Another moment begins, and perhaps one has passed without anybody looking.
-    fn next_moment(&mut self, one_was_missed: bool) {
-        self.highest_before_bytes = if one_was_missed { 0 } else { self.highest_bytes };
-        self.highest_bytes = 0;
-    }
-
-    /// A block comes back while `live_bytes` are in use.
-    fn fall(&mut self, live_bytes: usize) {
-        // What is in use rises only until a block comes back, so here is each moment's highest.
-        self.highest_bytes = self.highest_bytes.max(live_bytes);
-        if std::mem::take(&mut self.is_rising) {
-            let off = live_bytes.abs_diff(self.mean_bytes);
-            self.deviation_bytes = self.deviation_bytes - self.deviation_bytes / 4 + off / 4;
-            self.mean_bytes = self.mean_bytes - self.mean_bytes / 8 + live_bytes / 8;
-        }
-    }
-
-    fn bytes(&self) -> usize {
-        let expected = self.mean_bytes.saturating_add(self.deviation_bytes.saturating_mul(4));
-        expected.min(self.highest_bytes.max(self.highest_before_bytes).saturating_mul(2))
-    }
 }
 
 /// A block that came back and is kept as it is.
@@ -230,8 +182,9 @@ impl Large {
             }
             store.recent.push(Recent { block, run, since: now });
             store.recent_bytes += run.bytes();
-            store.demand.fall(store.live_bytes);
+            let before_bytes = store.live_bytes;
             store.live_bytes -= run.bytes();
+            store.demand.fall(before_bytes, store.live_bytes, now);
             if store.recent.len() > RECENT {
                 store.join_recent();
             }
@@ -305,18 +258,19 @@ impl Store {
         self.demand.rise();
     }
 
-    /// Returns memory beyond what the next peak is expected to need, or beyond `max_bytes`, to the system.
+    /// Returns memory to the system, if more is kept than `max_bytes`, or than the next peak is expected to need and
+    /// some slack.
     fn keep_within<P: Pages + ?Sized>(&mut self, source: &P, max_bytes: usize) {
-        let expected = self.demand.bytes();
-        let wanted = expected.saturating_sub(self.live_bytes);
+        let wanted = self.demand.bytes().saturating_sub(self.live_bytes);
+        let slack = self.demand.slack_bytes();
         let kept = self.recent_bytes + self.extents.dirty_bytes();
-        let max = wanted.min(max_bytes);
         self.holes_bytes = self.holes_bytes.min(kept);
-        // With some slack, so that each call returns a larger piece.
-        if kept > max.max(self.holes_bytes) + expected / SLACK {
+        if kept > max_bytes.min(wanted.saturating_add(slack)).max(self.holes_bytes) {
             self.join_recent();
-            self.extents.purge_down_to(source, max);
-            self.holes_bytes = self.extents.dirty_bytes();
+            let left = wanted.min(max_bytes.saturating_sub(slack.min(max_bytes / 4)));
+            self.extents.purge_down_to(source, left);
+            let dirty = self.extents.dirty_bytes();
+            self.holes_bytes = if dirty > left { dirty } else { 0 };
         }
     }
 
@@ -366,35 +320,17 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use super::{Demand, Large, PAGE, Run};
+    use super::{Large, PAGE, Run};
     use crate::source::{Pages, PrivatePages};
     use crate::strategy::PoolOptions;
     use crate::strategy::pool::options::Retention;
+    use std::collections::VecDeque;
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::ptr::NonNull;
+    use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
 
     const MOMENT: Duration = Duration::from_millis(1250);
-
-    fn after(moments: impl IntoIterator<Item = usize>) -> usize {
-        let mut demand = Demand::default();
-        for live_bytes in moments {
-            demand.rise();
-            demand.fall(live_bytes);
-            demand.fall(live_bytes / 2); // nothing was taken in between, so this is no peak
-        }
-        demand.bytes()
-    }
-
-    #[test]
-    fn demand_follows_a_rise_at_once_and_forgets_a_rare_one() {
-        let big = 1 << 28;
-        assert!(after([big]) >= big, "the first busy moment counts in full");
-        assert!(after([big; 100]) >= big);
-        assert!(after([big; 100]) < big + big / 8, "what is always wanted is not doubled");
-        let rare = std::iter::once(big).chain([1 << 20; 40]);
-        assert!(after(rare) < 8 << 20);
-    }
 
     /// Takes so many blocks of 1 MiB and lets them go at this time.
     fn burst(large: &Large, count: usize, now: Duration) {
@@ -407,9 +343,31 @@ mod tests {
     }
 
     fn large() -> (Large, Duration) {
+        large_that_keeps(1 << 30)
+    }
+
+    fn large_that_keeps(warm_bytes: usize) -> (Large, Duration) {
         let mut options = PoolOptions::default();
-        (options.warm_bytes, options.decay) = (1 << 30, MOMENT * 8);
+        (options.warm_bytes, options.decay) = (warm_bytes, MOMENT * 8);
         (Large::new(1, Retention::new(options)), super::now())
+    }
+
+    #[test]
+    fn no_more_is_kept_warm_than_was_said() {
+        for warm_bytes in [0, 1 << 20, 9 << 20, 30 << 20] {
+            let (large, start) = large_that_keeps(warm_bytes);
+            // Whole huge pages, so that all of them can go back.
+            let blocks: Vec<_> =
+                (0..20).map(|_| large.allocate(&PrivatePages, 4 << 20, false).expect("memory")).collect();
+            for block in blocks {
+                let run = Run { first: block.addr().get() / PAGE, pages: (4 << 20) / PAGE };
+                large.release_at(&PrivatePages, block, run, start);
+                assert!(large.kept().warm <= warm_bytes, "{:?} of {warm_bytes}", large.kept());
+            }
+            let pieces_bytes = warm_bytes / (4 << 20) * (4 << 20);
+            assert!(large.kept().warm >= pieces_bytes / 2, "{:?} of {warm_bytes}", large.kept());
+            large.close(&PrivatePages);
+        }
     }
 
     #[test]
@@ -425,6 +383,58 @@ mod tests {
         burst(&large, 1, start + MOMENT * 2);
         assert!((1 << 20..=4 << 20).contains(&large.kept().warm), "its own stays: {:?}", large.kept());
         large.close(&PrivatePages);
+    }
+
+    /// Counts what is given back to the system.
+    #[derive(Debug, Default)]
+    struct Counting(AtomicUsize);
+
+    // SAFETY: what it does is PrivatePages'.
+    unsafe impl Pages for Counting {
+        fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
+            PrivatePages.map(size_bytes, align)
+        }
+
+        unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
+            self.0.fetch_add(size_bytes, Ordering::Relaxed);
+            // SAFETY: this function's contract is the same.
+            unsafe { PrivatePages.unmap(start, size_bytes) }
+        }
+
+        unsafe fn discard(&self, start: NonNull<u8>, size_bytes: usize) -> bool {
+            self.0.fetch_add(size_bytes, Ordering::Relaxed);
+            // SAFETY: this function's contract is the same.
+            unsafe { PrivatePages.discard(start, size_bytes) }
+        }
+    }
+
+    /// As a description of a column takes and lets go of its temporary arrays.
+    #[test]
+    fn a_request_that_comes_again_gives_nothing_back_meanwhile() {
+        let (large, start) = large();
+        let source = Counting::default();
+        let mut given_back_before = 0;
+        for request in 0..40 {
+            let now = start + Duration::from_millis(4 * request);
+            let mut alive = VecDeque::new();
+            let let_go = |(block, bytes): (NonNull<u8>, usize)| {
+                let run = Run { first: block.addr().get() / PAGE, pages: bytes.div_ceil(PAGE) };
+                large.release_at(&source, block, run, now);
+            };
+            for number in 0..60_usize {
+                let bytes = (300 << 10) + (number * number * 7919) % (3 << 20);
+                alive.push_back((large.allocate(&source, bytes, false).expect("memory"), bytes));
+                let keeps = if number == 20 { 12 } else { 2 };
+                let surplus = alive.len().saturating_sub(keeps);
+                alive.drain(..surplus).for_each(let_go);
+            }
+            alive.into_iter().for_each(let_go);
+            if request == 10 {
+                given_back_before = source.0.load(Ordering::Relaxed);
+            }
+        }
+        assert_eq!(source.0.load(Ordering::Relaxed), given_back_before);
+        large.close(&source);
     }
 
     /// Empties nothing: it panics.

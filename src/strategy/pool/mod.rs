@@ -19,6 +19,7 @@ mod central;
 mod classes;
 pub(super) mod clock;
 mod decay;
+mod demand;
 mod extents;
 mod geometry;
 mod heap;

@@ -36,28 +36,29 @@ impl Extents {
     ) -> (usize, bool) {
         let before = self.dirty_pages;
         let mut gone = Vec::new();
-        let mut gone_pages = 0;
+        let mut left_pages = max_pages;
         let mut is_done = true;
-        for (&first, chunk) in &self.chunks {
-            if before - self.dirty_pages + gone_pages >= max_pages {
-                is_done = false;
-                break;
-            }
+        'chunks: for (&first, chunk) in &self.chunks {
             let is_old = chunk.regions().all(|region| region.dirt.since() < moment);
-            if is_old && self.free.get(&first) == Some(&chunk.pages) {
+            if is_old && self.free.get(&first) == Some(&chunk.pages) && chunk.dirty_pages() <= left_pages {
                 gone.push(first);
-                gone_pages += chunk.dirty_pages();
+                left_pages -= chunk.dirty_pages();
                 continue;
             }
             for (number, Region { dirt, .. }) in chunk.regions().enumerate() {
                 let old = if dirt.since() < moment { granules(dirt.bits(), grain) } else { 0 };
                 for (skip, pages) in runs(old) {
+                    if left_pages == 0 {
+                        is_done = false;
+                        break 'chunks;
+                    }
                     // SAFETY: these pages lie in the chunk. Dirty pages are free, so nobody needs their contents.
                     let emptied =
                         unsafe { source.discard(chunk.start.add((number * PAGES + skip) * PAGE), pages * PAGE) };
                     if emptied {
                         dirt.set_bits(dirt.bits() & !mask(skip, pages));
                         self.dirty_pages -= pages;
+                        left_pages = left_pages.saturating_sub(pages);
                     }
                 }
             }
@@ -73,9 +74,9 @@ impl Extents {
         self.dirt().any(|dirt| dirt.since() >= moment)
     }
 
-    /// Empties the oldest dirty pages until at most `max_bytes` are dirty.
+    /// Empties the oldest dirty pages until at most `max_bytes` are dirty, and soon stops then.
     pub(in super::super) fn purge_down_to<P: Pages + ?Sized>(&mut self, source: &P, max_bytes: usize) {
-        let Some(mut excess) = self.dirty_bytes().checked_sub(max_bytes).filter(|excess| *excess > 0) else { return };
+        let Some(excess) = self.dirty_bytes().checked_sub(max_bytes).filter(|excess| *excess > 0) else { return };
         // How much there is of each age, in so many steps from the oldest to the youngest.
         let (oldest, youngest) =
             self.dirt().map(Dirt::since).fold((Duration::MAX, Duration::ZERO), |(oldest, youngest), since| {
@@ -85,12 +86,13 @@ impl Extents {
         let step_of = |since: Duration| ((since - oldest).as_nanos() / step.as_nanos()).min(AGES as u128 - 1) as usize;
         let mut bytes = [0; AGES];
         self.dirt().for_each(|dirt| bytes[step_of(dirt.since())] += dirt.pages() * PAGE);
+        let mut more = excess;
         let enough = bytes.iter().position(|bytes| {
-            excess = excess.saturating_sub(*bytes);
-            excess == 0
+            more = more.saturating_sub(*bytes);
+            more == 0
         });
         let moment = enough.filter(|enough| enough + 1 < AGES).map(|enough| oldest + step * (enough as u32 + 1));
-        self.purge(source, moment.unwrap_or(Duration::MAX), Grain::HugePage);
+        self.purge_some(source, moment.unwrap_or(Duration::MAX), Grain::HugePage, excess.div_ceil(PAGE));
     }
 }
 

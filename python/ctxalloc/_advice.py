@@ -67,6 +67,10 @@ RULES: Final = (
         "are; or all hold more memory: by 8 MiB, by 5%, and by more than half the share that the routes save of the "
         "time of all, or that one of them saves for what it adds"
     ),
+    (
+        f"the pool for all routes: only if all together take {WORTH:.0%} of the requests' time less with it than as "
+        f"advised for each, as for one route; or {LESS_MEMORY:.0%} and 1 MiB less memory and no more time"
+    ),
 )
 
 Verdict: TypeAlias = Literal["change", "leave", "unknown"]
@@ -282,6 +286,19 @@ def _gain(name: str, base: list[Round], rounds: list[Round], requests: int, seco
         (statistics.median(one.faults for one in base) - statistics.median(one.faults for one in rounds)) / requests,
         None if before is None or after is None else before - after,
     )
+
+
+def gain_of(name: str, base: list[Round], rounds: list[Round], requests: int, seconds: float) -> Gain | None:
+    """What the strategy of these rounds saves of so many requests that take so long; None: it is not worth a change."""
+    if min(len(base), len(rounds)) < MIN_ROUNDS:
+        return None
+    gain = _gain(name, base, rounds, max(1, requests), seconds)
+    return gain if _is_better(base, rounds, gain, seconds) else None
+
+
+def may_have_another(route: dict[str, Any]) -> bool:
+    """Whether enough is known of its requests, and a replay has what they were recorded under."""
+    return route["requests"] >= MIN_REQUESTS and _replayed_as(as_it_is(route).handler) is not None
 
 
 def _is_faster(base: list[Round], rounds: list[Round], seconds: float) -> bool:

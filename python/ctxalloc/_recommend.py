@@ -3,6 +3,7 @@
 ``_advice`` has the rules, ``_snippets`` what to paste, ``_advice_page`` the page.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -22,6 +23,7 @@ from ctxalloc._text import counted, printable, size_text, tidy
 from ctxalloc._together import Together
 
 ALL_ROUTES: Final = "all routes"
+POOL: Final = "pool"
 OTHERS: Final = "(other)"
 """What a recording calls the requests whose names it has no room for: no terms suit all of them."""
 MAX_ROUTES: Final = 1000
@@ -151,13 +153,22 @@ def advise(
         raise UsageError(f"route {name or UNNAMED!r}: {why}")
     left = [route["name"] for route in routes[len(found) :]]
     told = Found(found, whole, left, Beyond(*beyond) if only is None else Beyond(0, 0))
-    return told if told.is_partial or len(every) == 1 else _with_all_together(recording, told, every, rounds, shown)
+    if told.is_partial or len(every) == 1:
+        return told
+    tries_pool = POOL in strategies and only is None
+    return _with_all_together(recording, told, every, rounds, shown, tries_pool=tries_pool)
 
 
 def _with_all_together(
-    recording: _Recording, found: Found, routes: list[dict[str, Any]], rounds: int, shown: Callable[[str], None]
+    recording: _Recording,
+    found: Found,
+    routes: list[dict[str, Any]],
+    rounds: int,
+    shown: Callable[[str], None],
+    *,
+    tries_pool: bool,
 ) -> Found:
-    """Without the advice that makes the whole process worse."""
+    """Without the advice that makes the whole process worse; the pool for all, where that makes it better."""
     # A program too, which has the routes inside of it.
     named = (*found.whole["programs"], *routes)
     as_they_are = {route["name"]: _advice.as_it_is(route).strategy for route in named}
@@ -169,21 +180,54 @@ def _with_all_together(
         if one.decision.verdict == "change" and one.decision.gain is not None:
             saved = one.decision.gain.cpu_seconds * one.requests
             wanted.append(_together.Wanted(one.route, one.decision.strategy, saved, saved / max(seconds, 1e-9)))
-    if not wanted:
+    pooled = [one.route for one in found.advice if _may_have_pool(one)]
+    if not tries_pool or _advice.needs_no_replay(found.whole) is not None:
+        pooled = []
+    if not wanted and all(as_they_are[route] == POOL for route in pooled):
         return found
-    together = Together({}, {}, [one.route for one in wanted])
+    together, everywhere = Together({}, {}, [one.route for one in wanted]), None
     try:
         told_of = _behind("all routes together: ", shown)
         with planned(recording, shown=told_of) as plan:
             threshold = _malloc.mmap_threshold(plan, found.whole, told_of)
-            for known in _together.tried(plan, wanted, as_they_are, rounds, told_of, mmap_threshold=threshold):
-                together = known
+            if wanted:
+                for known in _together.tried(plan, wanted, as_they_are, rounds, told_of, mmap_threshold=threshold):
+                    together = known
+            kept = {one.route: one.strategy for one in wanted if one.route not in together.withdrawn}
+            if any({**as_they_are, **kept}[route] != POOL for route in pooled):
+                asked = _together.Asked(POOL, pooled, kept, found.whole["requests"], seconds)
+                together = together._replace(untried=pooled)
+                # Whoever cannot be replayed with it is not advised it.
+                with contextlib.suppress(FailedError):
+                    everywhere = _together.everywhere(
+                        plan, asked, as_they_are, rounds, told_of, mmap_threshold=threshold
+                    )
+                together = together._replace(untried=[])
     except (StoppedError, KeyboardInterrupt):
         pass
     except FailedError as error:
         together = Together({}, {}, [one.route for one in wanted], str(error))
+    if everywhere is not None:
+        advice = [_with_pool(one, everywhere.reason) if one.route in pooled else one for one in found.advice]
+        return found._replace(advice=advice, together=Together(everywhere.rounds, {}, []))
     advice = [_withdrawn(one, together.withdrawn.get(one.route)) for one in found.advice]
-    return found._replace(advice=advice, together=together)
+    is_told = wanted or together.untried or together.problem is not None
+    return found._replace(advice=advice, together=together if is_told else None)
+
+
+def _may_have_pool(one: Advice) -> bool:
+    return not one.is_failed and one.route != OTHERS and _advice.may_have_another(one.facts)
+
+
+def _with_pool(one: Advice, why: str) -> Advice:
+    """As all routes have it."""
+    gain = one.decision.gain
+    decision = Decision("change", POOL, why, gain if gain is not None and gain.strategy == POOL else None)
+    if one.decision.verdict == "change" and one.decision.strategy == POOL:
+        decision = one.decision
+    elif _advice.as_it_is(one.facts).strategy == POOL:
+        decision = one.decision._replace(verdict="leave", strategy=POOL)
+    return one._replace(decision=decision, would_change=_advice.would_change(one.facts, decision))
 
 
 def _withdrawn(one: Advice, why: str | None) -> Advice:

@@ -6,6 +6,9 @@ MiB are not worth most of a route's time. Where all of them pay for it together 
 would have to pay for all of it), routes are left out one after the other, those that gain the least first: whichever
 does not pay for what it adds is not advised. Otherwise routes are added one after the other, those that gain the most
 first, and whichever makes it worse is not advised.
+
+At last all routes have the pool (``everywhere``). What one route leaves free another one uses, and what many routes ask
+of malloc by turns leaves it in pieces: neither is seen by who replays one route.
 """
 
 import statistics
@@ -20,6 +23,9 @@ AS_THEY_ARE: Final = "as they are"
 """The arm in which each route has what it was recorded under."""
 ADVISED: Final = "advised"
 """The one beside it: each route with its advice."""
+
+EVERYWHERE: Final = "everywhere"
+"""The one in which all routes have one strategy."""
 
 MORE_MEMORY: Final = 0.05
 """By what share the peak of the resident memory may be larger together, if it is 8 MiB or more."""
@@ -71,7 +77,8 @@ def tried(
     yield Together({}, {}, names)
 
     def with_these(routes: Mapping[str, str]) -> Measured:
-        return _rounds(plan, as_they_are, {**as_they_are, **routes}, rounds, shown, mmap_threshold=mmap_threshold)
+        arms = {AS_THEY_ARE: as_they_are, ADVISED: {**as_they_are, **routes}}
+        return _rounds(plan, arms, rounds, shown, mmap_threshold=mmap_threshold)
 
     every = with_these({one.route: one.strategy for one in order})
     if worse(every, allowed=sum(_advice.paid(one.share) for one in order)) is None:
@@ -92,6 +99,55 @@ def tried(
         else:
             withdrawn[one.route] = _withdrawal(one, why, kept)
         yield Together(best, dict(withdrawn), names[number + 1 :])
+
+
+class Everywhere(NamedTuple):
+    """One strategy is better for all routes than what is advised for each."""
+
+    rounds: Measured
+    """Of all of them under it, as ``ADVISED``, and of all as they are."""
+    reason: str
+
+
+class Asked(NamedTuple):
+    """What all routes may have together."""
+
+    strategy: str
+    routes: list[str]
+    otherwise: Mapping[str, str]
+    """What is advised for each."""
+    requests: int
+    seconds: float
+    """What all requests take."""
+
+
+def everywhere(
+    plan: Planned,
+    asked: Asked,
+    as_they_are: Mapping[str, str],
+    rounds: int,
+    shown: Callable[[str], None],
+    *,
+    mmap_threshold: int | None = None,
+) -> Everywhere | None:
+    """All these routes under one strategy, if that is better than what is advised for each."""
+    arms: dict[str, Mapping[str, str]] = {AS_THEY_ARE: as_they_are}
+    if asked.otherwise:
+        arms[ADVISED] = {**as_they_are, **asked.otherwise}
+    arms[EVERYWHERE] = {**as_they_are, **dict.fromkeys(asked.routes, asked.strategy)}
+    found = _rounds(plan, arms, rounds, shown, mmap_threshold=mmap_threshold)
+    base, these, those = found[AS_THEY_ARE], found[EVERYWHERE], found.get(ADVISED, found[AS_THEY_ARE])
+    if _advice.gain_of(asked.strategy, those, these, asked.requests, asked.seconds) is None:
+        return None
+    told = {AS_THEY_ARE: base, ADVISED: these}
+    gain = _advice.gain_of(asked.strategy, base, these, asked.requests, asked.seconds)
+    if gain is None or worse(told, allowed=_advice.paid(gain.share)) is not None:
+        return None
+    shares = _shares(*([one._asdict() for one in part] for part in (those, these)))
+    otherwise = "as advised for each" if asked.otherwise else "as they are"
+    return Everywhere(
+        told, f"with {asked.strategy} for all of them all routes together take {shares} that they take {otherwise}"
+    )
 
 
 def _paying(
@@ -115,17 +171,14 @@ def _paying(
 
 def _rounds(
     plan: Planned,
-    as_they_are: Mapping[str, str],
-    advised: Mapping[str, str],
+    arms: Mapping[str, Mapping[str, str]],
     rounds: int,
     shown: Callable[[str], None],
     *,
     mmap_threshold: int | None,
 ) -> Measured:
-    found: Measured = {AS_THEY_ARE: [], ADVISED: []}
-    routes = {AS_THEY_ARE: as_they_are, ADVISED: advised}
-    arms = replays(plan, list(routes), rounds, by_route=routes, mmap_threshold=mmap_threshold, shown=shown)
-    for arm, numbers in arms:
+    found: Measured = {arm: [] for arm in arms}
+    for arm, numbers in replays(plan, list(arms), rounds, by_route=arms, mmap_threshold=mmap_threshold, shown=shown):
         found[arm].append(round_of(numbers))
     return found
 
@@ -179,10 +232,14 @@ def _withdrawal(one: Wanted, why: str, kept: Mapping[str, str]) -> str:
 def text_of(rounds: Mapping[str, Any]) -> str:
     """What all routes together take as advised, beside what they take as they are."""
     base, advised = rounds[AS_THEY_ARE], rounds[ADVISED]
+    return f"as advised they take {_shares(base, advised)} that they take as they are ({len(advised)} rounds)"
+
+
+def _shares(base: list[dict[str, Any]], rounds: list[dict[str, Any]]) -> str:
     parts = []
     for field, what in (("cpu", "of the processor time"), ("peak_bytes", "of the RSS at the peak")):
-        values = [[one[field] for one in part if one[field] is not None] for part in (base, advised)]
+        values = [[one[field] for one in part if one[field] is not None] for part in (base, rounds)]
         if all(values):
             before, after = map(statistics.median, values)
             parts.append(f"{after / before:.2f} {what}" if before else f"{what[3:]} of {after:g} instead of none")
-    return f"as advised they take {' and '.join(parts)} that they take as they are ({len(advised)} rounds)"
+    return " and ".join(parts)

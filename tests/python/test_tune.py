@@ -77,7 +77,7 @@ def test_the_advice_is_the_known_answer_or_that_it_is_not_known(name: str, tmp_p
     if name in ("all_die_at_once", "passed_on") or (name == "zeroed_giants" and not HAS_HUGE_PAGES):
         assert max(faults["pool"]) < min(faults["default"])
     if name == "growing":
-        assert min(faults["pool"]) > max(faults["default"])
+        assert max(faults["pool"]) < min(faults["default"]), "which is no reason: it copies what malloc remaps"
     if name in ("few_requests", "slow_requests"):
         assert not faults, "it was replayed for nothing"
 

@@ -53,14 +53,14 @@ class Machine:
         if self.stops_at == len(self.asked):
             raise StoppedError
         assert mmap_threshold is None, "nobody recorded page faults"
-        theirs, advised = by_route[AS_THEY_ARE], by_route[ADVISED]
-        assert set(theirs) == set(advised), "whatever is not advised is as it was"
-        self.asked.append({name: one for name, one in advised.items() if one != theirs[name]})
+        theirs = by_route[AS_THEY_ARE]
+        assert all(set(theirs) == set(arm) for arm in by_route.values()), "whatever is not advised is as it was"
+        other = {arm: {name: one for name, one in by_route[arm].items() if one != theirs[name]} for arm in arms}
+        self.asked += [routes for arm, routes in other.items() if arm != AS_THEY_ARE]
         for number in range(rounds):
             for arm in arms:
                 shown(arm)
-                routes = self.asked[-1] if arm == ADVISED else {}
-                cpu, peak = self.cpu(routes) * (1 + 0.01 * number), self.peak_bytes(routes)
+                cpu, peak = self.cpu(other[arm]) * (1 + 0.01 * number), self.peak_bytes(other[arm])
                 yield (
                     arm,
                     {

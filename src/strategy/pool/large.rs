@@ -353,6 +353,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "many large blocks take minutes under Miri")]
     fn no_more_is_kept_warm_than_was_said() {
         for warm_bytes in [0, 1 << 20, 9 << 20, 30 << 20] {
             let (large, start) = large_that_keeps(warm_bytes);
@@ -410,6 +411,7 @@ mod tests {
 
     /// As a description of a column takes and lets go of its temporary arrays.
     #[test]
+    #[cfg_attr(miri, ignore = "many large blocks take minutes under Miri")]
     fn a_request_that_comes_again_gives_nothing_back_meanwhile() {
         let (large, start) = large();
         let source = Counting::default();

@@ -106,9 +106,9 @@ impl Demand {
         usual.max(self.turns.highest_bytes()).min(self.moments.highest_bytes().saturating_mul(2))
     }
 
-    /// How much may be kept beyond that, so that holes serve too, and each return to the system is a larger one.
-    pub(super) fn slack_bytes(&self) -> usize {
-        let expected = self.bytes();
+    /// How much may be kept beyond the expected bytes, so that holes serve too, and each return to the system is a
+    /// larger one.
+    pub(super) fn slack_bytes(&self, expected: usize) -> usize {
         let swing = expected.saturating_sub(self.moments.lowest_bytes());
         (swing / SLACK_OF_SWING).clamp(MIN_SLACK, MAX_SLACK).max(expected / SLACK)
     }
@@ -163,7 +163,8 @@ mod tests {
             demand.rise();
             demand.fall(base + (8 << 20), base, now);
         }
-        assert_eq!(demand.slack_bytes(), demand.bytes() / SLACK, "a quarter of 8 MiB is less");
-        assert!(after([48 << 20; 40]).slack_bytes() >= 12 << 20, "all of it comes back");
+        assert_eq!(demand.slack_bytes(demand.bytes()), demand.bytes() / SLACK, "a quarter of 8 MiB is less");
+        let demand = after([48 << 20; 40]);
+        assert!(demand.slack_bytes(demand.bytes()) >= 12 << 20, "all of it comes back");
     }
 }

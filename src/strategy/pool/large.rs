@@ -261,8 +261,9 @@ impl Store {
     /// Returns memory to the system, if more is kept than `max_bytes`, or than the next peak is expected to need and
     /// some slack.
     fn keep_within<P: Pages + ?Sized>(&mut self, source: &P, max_bytes: usize) {
-        let wanted = self.demand.bytes().saturating_sub(self.live_bytes);
-        let slack = self.demand.slack_bytes();
+        let expected = self.demand.bytes();
+        let wanted = expected.saturating_sub(self.live_bytes);
+        let slack = self.demand.slack_bytes(expected);
         let kept = self.recent_bytes + self.extents.dirty_bytes();
         self.holes_bytes = self.holes_bytes.min(kept);
         if kept > max_bytes.min(wanted.saturating_add(slack)).max(self.holes_bytes) {

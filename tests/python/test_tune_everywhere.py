@@ -25,25 +25,28 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 @pytest.fixture
-def good_alone(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Of these routes the pool is better by themselves too."""
+def told(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., dict[str, Any]]:
+    """What is recommended where the pool is better, of these routes, by themselves too; and the process takes this."""
+    known = _advice.decide
 
-    def routes(*names: str) -> None:
-        known = _advice.decide
-
+    def ask(
+        *good_alone: str,
+        cpu: Callable[[dict[str, str]], float] = machine.cpu,
+        peak_bytes: Callable[[dict[str, str]], int | None] = machine.peak_bytes,
+        script: recordings.Script | None = None,
+        status: int = 0,
+        only: str | None = None,
+    ) -> dict[str, Any]:
         def decide(route: dict[str, Any], measured: Any) -> Decision:
-            if route["name"] in names:
+            if route["name"] in good_alone:
                 return known(route, measured)
             return Decision("leave", "default", "alone it gains nothing", None)
 
         monkeypatch.setattr(_advice, "decide", decide)
-
-    return routes
-
-
-@pytest.fixture
-def told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
-    def ask(script: recordings.Script | None = None, *, status: int = 0, only: str | None = None) -> dict[str, Any]:
+        monkeypatch.setattr(machine, "cpu", cpu)
+        monkeypatch.setattr(machine, "peak_bytes", peak_bytes)
         path = (script or recordings.in_each_others_way()).write(tmp_path / "service.rec")
         with (tmp_path / "told.json").open("w") as out:
             done = _recommend.recommend(path, ["pool"], 3, only=only, is_json=True, output=None, out=out)
@@ -63,16 +66,8 @@ def cost(all_three: float, otherwise: float = 1.0) -> Callable[[dict[str, str]],
     return lambda routes: all_three if len(routes) == len(ROUTES) else otherwise
 
 
-def test_what_only_all_routes_together_gain_is_advised(
-    machine: Machine,
-    monkeypatch: pytest.MonkeyPatch,
-    good_alone: Callable[..., None],
-    told: Callable[..., dict[str, Any]],
-) -> None:
-    good_alone()
-    monkeypatch.setattr(machine, "cpu", cost(0.4))
-    monkeypatch.setattr(machine, "peak_bytes", lambda routes: (100 - 30 * (len(routes) == len(ROUTES))) * MiB)
-    found = told()
+def test_what_only_all_routes_together_gain_is_advised(machine: Machine, told: Callable[..., dict[str, Any]]) -> None:
+    found = told(cpu=cost(0.4), peak_bytes=lambda routes: (100 - 30 * (len(routes) == len(ROUTES))) * MiB)
     assert machine.asked == [dict.fromkeys(ROUTES, "pool")], "all at once, and nothing else"
     assert verdicts(found) == dict.fromkeys(ROUTES, "change")
     for one in found["routes"]:
@@ -87,15 +82,8 @@ def test_what_only_all_routes_together_gain_is_advised(
     assert [one["peak_bytes"] for one in advised] == [70 * MiB] * 3
 
 
-def test_it_takes_the_place_of_what_is_advised_for_each(
-    machine: Machine,
-    monkeypatch: pytest.MonkeyPatch,
-    good_alone: Callable[..., None],
-    told: Callable[..., dict[str, Any]],
-) -> None:
-    good_alone("POST /many")
-    monkeypatch.setattr(machine, "cpu", lambda routes: {0: 1.0, 1: 0.9}.get(len(routes), 0.5))
-    found = told()
+def test_it_takes_the_place_of_what_is_advised_for_each(machine: Machine, told: Callable[..., dict[str, Any]]) -> None:
+    found = told("POST /many", cpu=lambda routes: {0: 1.0, 1: 0.9}.get(len(routes), 0.5))
     assert verdicts(found) == dict.fromkeys(ROUTES, "change")
     reasons = {one["route"]: one["reason"] for one in found["routes"]}
     assert "less for a request" in reasons["POST /many"], "its own reason is the better one"
@@ -103,56 +91,37 @@ def test_it_takes_the_place_of_what_is_advised_for_each(
     assert found["together"]["rounds"]["advised"][0]["cpu"] == 0.5
 
 
-def test_what_it_adds_to_the_advice_must_be_worth_it(
-    machine: Machine,
-    monkeypatch: pytest.MonkeyPatch,
-    good_alone: Callable[..., None],
-    told: Callable[..., dict[str, Any]],
-) -> None:
-    good_alone("POST /many")
-    monkeypatch.setattr(machine, "cpu", lambda routes: 0.5 if routes else 1.0)
-    found = told()
+def test_what_it_adds_to_the_advice_must_be_worth_it(machine: Machine, told: Callable[..., dict[str, Any]]) -> None:
+    found = told("POST /many", cpu=lambda routes: 0.5 if routes else 1.0)
     assert verdicts(found) == {"POST /many": "change", "POST /large": "leave", "POST /small": "leave"}
     assert found["together"]["rounds"]["advised"][0]["cpu"] == 0.5
 
 
 @pytest.mark.parametrize("more_mib", [40, 400])
 def test_it_is_not_advised_for_more_memory_than_it_pays_for(
-    machine: Machine,
-    monkeypatch: pytest.MonkeyPatch,
-    good_alone: Callable[..., None],
     told: Callable[..., dict[str, Any]],
     more_mib: int,
 ) -> None:
-    good_alone()
-    monkeypatch.setattr(machine, "cpu", cost(0.97))
-    monkeypatch.setattr(machine, "peak_bytes", lambda routes: (100 + more_mib * bool(routes)) * MiB)
-    found = told()
+    found = told(cpu=cost(0.97), peak_bytes=lambda routes: (100 + more_mib * bool(routes)) * MiB)
     assert verdicts(found) == dict.fromkeys(ROUTES, "leave")
     assert found["together"] is None
 
 
 def test_a_route_of_which_too_little_is_known_stays_as_it_is(
-    machine: Machine,
-    monkeypatch: pytest.MonkeyPatch,
-    good_alone: Callable[..., None],
-    told: Callable[..., dict[str, Any]],
+    machine: Machine, told: Callable[..., dict[str, Any]]
 ) -> None:
-    good_alone()
-    monkeypatch.setattr(machine, "cpu", lambda routes: 0.5 if routes else 1.0)
     script = recordings.in_each_others_way()
     request = script.begin("GET /rare")
     script.free(script.make(request, MiB))
     script.end(request)
-    found = told(script)
+    found = told(cpu=lambda routes: 0.5 if routes else 1.0, script=script)
     assert verdicts(found) == {**dict.fromkeys(ROUTES, "change"), "GET /rare": "unknown"}
     assert machine.asked == [dict.fromkeys(ROUTES, "pool")]
 
 
 def test_one_route_that_is_asked_for_is_advised_by_itself(
-    machine: Machine, good_alone: Callable[..., None], told: Callable[..., dict[str, Any]]
+    machine: Machine, told: Callable[..., dict[str, Any]]
 ) -> None:
-    good_alone()
     assert verdicts(told(only="POST /many")) == {"POST /many": "leave"}
     assert machine.asked == []
 
@@ -161,12 +130,10 @@ def test_one_route_that_is_asked_for_is_advised_by_itself(
 def test_what_ends_it_leaves_the_advice_of_before(
     machine: Machine,
     monkeypatch: pytest.MonkeyPatch,
-    good_alone: Callable[..., None],
     told: Callable[..., dict[str, Any]],
     error: Exception,
 ) -> None:
     status = 130 if isinstance(error, StoppedError) else 0
-    good_alone("POST /many")
     replays = machine.replays
 
     def ends(plan: Any, arms: list[str], rounds: int, **options: Any) -> Iterator[Any]:
@@ -175,7 +142,7 @@ def test_what_ends_it_leaves_the_advice_of_before(
         return replays(plan, arms, rounds, **options)
 
     monkeypatch.setattr(_together, "replays", ends)
-    found = told(status=status)
+    found = told("POST /many", status=status)
     assert verdicts(found) == {"POST /many": "change", "POST /large": "leave", "POST /small": "leave"}
     assert found["is_partial"] == (status != 0)
     assert (found["together"]["untried"] == []) == (status == 0)

@@ -6,6 +6,7 @@
 //!
 //! `exchanges.rs` begins a request; here is what becomes of it.
 
+mod coroutine;
 mod exchanges;
 mod fields;
 mod framework;
@@ -19,6 +20,7 @@ use super::foreign::handler_in;
 use super::handler::PyHandler;
 use super::request::PyRequest;
 use super::vectorcall;
+use coroutine::Coroutine;
 pub(super) use exchanges::PyExchanges;
 use fields::Fields;
 use message::{handled, is_error, is_text};
@@ -28,7 +30,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 pub(super) use routes::PyRouteTable;
-use sent::{After, Sent, is_coroutine};
+use sent::{After, Sent};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 pub(super) use steps::is_trios;
 use steps::{Calls, Running, Steps};
@@ -148,11 +150,12 @@ impl PyExchange {
         let (after, of_others) =
             if is_last { (&AFTER, intern!(py, "_last")) } else { (&AFTER_PART, intern!(py, "_part")) };
         match called {
-            Ok(awaitable) if is_coroutine(&awaitable)? => {
-                let sent = Sent::new(slf.clone().into_any().unbind(), after, awaitable.unbind());
-                Ok(Bound::new(py, sent)?.into_any())
-            }
-            Ok(awaitable) => slf.call_method1(of_others, (awaitable,)),
+            Ok(awaitable) => match Coroutine::of(&awaitable)? {
+                Some(sending) => {
+                    Ok(Bound::new(py, Sent::new(slf.clone().into_any().unbind(), after, sending))?.into_any())
+                }
+                None => slf.call_method1(of_others, (awaitable,)),
+            },
             Err(error) => {
                 if error.is_instance_of::<PyOSError>(py) {
                     (after.is_gone)(slf.as_any())?;

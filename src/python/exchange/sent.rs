@@ -1,12 +1,9 @@
 //! `Sent`: what `send` returns for a message of whose sending something becomes of the exchange.
-#![allow(unsafe_code, reason = "PyIter_Send drives a coroutine, which is no iterator to pyo3")]
 
-use super::super::imported::Imported;
+use super::coroutine::{Coroutine, Stepped};
 use pyo3::exceptions::{PyOSError, PyStopIteration};
 use pyo3::gc::{PyTraverseError, PyVisit};
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyIterator;
 use pyo3::types::iterator::PySendResult;
 
 /// A coroutine around the server's, which sends a message. When the last one is sent the account closes. The ContextVar
@@ -16,7 +13,7 @@ pub(super) struct Sent {
     /// The `Exchange` whose message this is.
     exchange: Py<PyAny>,
     after: &'static After,
-    sending: Py<PyAny>,
+    sending: Coroutine,
 }
 
 /// What becomes of an exchange.
@@ -27,28 +24,17 @@ pub(super) struct After {
     pub(super) is_gone: fn(&Bound<'_, PyAny>) -> PyResult<()>,
 }
 
-/// Whether it is a coroutine of Python's own, which [`Sent`] can drive.
-pub(super) fn is_coroutine(object: &Bound<'_, PyAny>) -> PyResult<bool> {
-    static COROUTINE: Imported = Imported::new("types", "CoroutineType");
-    Ok(object.get_type().is(COROUTINE.get(object.py())?))
-}
-
 impl Sent {
-    /// `sending` is a coroutine: see [`is_coroutine`].
-    pub(super) fn new(exchange: Py<PyAny>, after: &'static After, sending: Py<PyAny>) -> Self {
+    pub(super) fn new(exchange: Py<PyAny>, after: &'static After, sending: Coroutine) -> Self {
         Self { exchange, after, sending }
     }
 
-    fn step<'py>(&self, value: &Bound<'py, PyAny>) -> PyResult<PySendResult<'py>> {
-        let py = value.py();
-        // SAFETY: this is a coroutine, which callers of `new` have checked (`is_coroutine`). It is passed to
-        // `PyIter_Send` only, which takes coroutines.
-        let sending = unsafe { self.sending.bind(py).cast_unchecked::<PyIterator>() };
-        self.after(py, sending.send(value))
+    fn step<'py>(&self, value: &Bound<'py, PyAny>) -> Stepped<'py> {
+        self.after(value.py(), self.sending.send(value))
     }
 
     /// What becomes of the exchange after a step.
-    fn after<'py>(&self, py: Python<'py>, step: PyResult<PySendResult<'py>>) -> PyResult<PySendResult<'py>> {
+    fn after<'py>(&self, py: Python<'py>, step: Stepped<'py>) -> Stepped<'py> {
         match &step {
             Ok(PySendResult::Next(_)) => {}
             Ok(PySendResult::Return(_)) => {
@@ -99,14 +85,8 @@ impl Sent {
         traceback: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         // A single argument is the exception itself: CPython deprecates the other form from 3.12 on.
-        let thrown = self.sending.bind(py).call_method1(intern!(py, "throw"), (error.unwrap_or(kind),));
+        let step = self.sending.throw(error.unwrap_or(kind));
         drop(traceback);
-        let step = match thrown {
-            Err(error) if error.is_instance_of::<PyStopIteration>(py) => {
-                Ok(PySendResult::Return(error.value(py).getattr(intern!(py, "value"))?))
-            }
-            thrown => thrown.map(PySendResult::Next),
-        };
         match self.after(py, step)? {
             PySendResult::Next(value) => Ok(value),
             PySendResult::Return(_) => Err(PyStopIteration::new_err(())),
@@ -114,11 +94,11 @@ impl Sent {
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.sending.bind(py).call_method0(intern!(py, "close")).map(drop)
+        self.sending.close(py)
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.exchange)?;
-        visit.call(&self.sending)
+        visit.call(self.sending.object())
     }
 }

@@ -8,17 +8,15 @@
 //! And where the last message was sent in a step, what of the request is alive is looked at when the step ends: that is
 //! mostly when the application returns, and then nothing is. To ask the loop for another look took half as long as all
 //! else that is done for a request.
-#![allow(unsafe_code, reason = "PyIter_Send drives a coroutine, which is no iterator to pyo3")]
 
 use super::super::imported::{Imported, module};
 use super::super::overdraft::Guard;
 use super::super::request::PyRequest;
-use super::sent::is_coroutine;
-use pyo3::exceptions::PyStopIteration;
+use super::coroutine::{Coroutine, Stepped};
+use pyo3::exceptions::{PyStopIteration, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyIterator;
 use pyo3::types::iterator::PySendResult;
 use std::ptr::from_ref;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -76,10 +74,8 @@ pub(super) struct Steps {
     exchange: Py<PyAny>,
     calls: &'static Calls,
     request: Py<PyRequest>,
-    inner: Py<PyAny>,
+    inner: Coroutine,
 }
-
-type Stepped<'py> = PyResult<PySendResult<'py>>;
 
 impl Steps {
     /// Around what the application returned or raised: where it is no coroutine of Python's own, around one that awaits
@@ -93,13 +89,17 @@ impl Steps {
         static AWAITING: Imported = Imported::new("ctxalloc.asgi", "_awaiting");
         static RAISING: Imported = Imported::new("ctxalloc.asgi", "_raising");
         let py = exchange.py();
-        let inner = match called {
-            Ok(called) if is_coroutine(&called)? => called,
-            Ok(called) => AWAITING.get(py)?.call1((called,))?,
-            Err(error) => RAISING.get(py)?.call1((error,))?,
+        let own = |made: Bound<'py, PyAny>| {
+            Coroutine::of(&made)?.ok_or_else(|| PyTypeError::new_err(format!("{made} is no coroutine")))
         };
-        let (exchange, request) = (exchange.clone().unbind(), request.clone_ref(py));
-        Bound::new(py, Self { exchange, calls, request, inner: inner.unbind() })
+        let inner = match called {
+            Ok(called) => match Coroutine::of(&called)? {
+                Some(inner) => inner,
+                None => own(AWAITING.get(py)?.call1((called,))?)?,
+            },
+            Err(error) => own(RAISING.get(py)?.call1((error,))?)?,
+        };
+        Bound::new(py, Self { exchange: exchange.clone().unbind(), calls, request: request.clone_ref(py), inner })
     }
 
     /// One step. `owes`: what nobody was told of is told as soon as the application's own code runs.
@@ -148,19 +148,11 @@ impl Steps {
         if !owes && let Err(overdraft) = request.overdraft(false) {
             return self.thrown(py, overdraft.into_value(py).into_bound(py).into_any());
         }
-        self.run(py, owes, || {
-            // SAFETY: this is a coroutine (`around`). It is passed to `PyIter_Send` only, which takes coroutines.
-            unsafe { self.inner.bind(py).cast_unchecked::<PyIterator>() }.send(value)
-        })
+        self.run(py, owes, || self.inner.send(value))
     }
 
     fn thrown<'py>(&self, py: Python<'py>, error: Bound<'py, PyAny>) -> Stepped<'py> {
-        self.run(py, false, || match self.inner.bind(py).call_method1(intern!(py, "throw"), (error,)) {
-            Err(error) if error.is_instance_of::<PyStopIteration>(py) => {
-                Ok(PySendResult::Return(error.value(py).getattr(intern!(py, "value"))?))
-            }
-            thrown => thrown.map(PySendResult::Next),
-        })
+        self.run(py, false, || self.inner.throw(error))
     }
 }
 
@@ -221,7 +213,7 @@ impl Steps {
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        self.inner.bind(py).call_method0(intern!(py, "close")).map(drop)
+        self.inner.close(py)
     }
 
     #[getter]
@@ -233,17 +225,17 @@ impl Steps {
 
     #[getter]
     fn cr_await<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.inner.bind(py).getattr(intern!(py, "cr_await"))
+        self.inner.object().bind(py).getattr(intern!(py, "cr_await"))
     }
 
     #[getter]
     fn cr_frame<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.inner.bind(py).getattr(intern!(py, "cr_frame"))
+        self.inner.object().bind(py).getattr(intern!(py, "cr_frame"))
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.exchange)?;
         visit.call(&self.request)?;
-        visit.call(&self.inner)
+        visit.call(self.inner.object())
     }
 }

@@ -489,11 +489,17 @@ EXPORT bool ctxalloc_whole_is_first(void) {
     return false;
 }
 
+/* In bytes; as in a program of any size. */
+#define KEPT_BY_GLIBC (2 << 20)
+
 /* Once, and for ever: a placed block may live as long as the process. */
 EXPORT void ctxalloc_whole_attach(uintptr_t first, size_t exact, const struct slow *decider) {
     /* glibc merges its fast bins when a large block is asked for, and from now on none is. Without them it does not
      * need to. */
     (void)mallopt(M_MXFAST, 0);
+    /* Of the end of its heap glibc keeps twice the largest block that it mapped and got back (mallopt(3)). A request's
+     * go elsewhere from now on, and what lies there would go to the system with each document and come anew. */
+    next.free(next.malloc(KEPT_BY_GLIBC / 2));
     __atomic_store_n(&base, first, __ATOMIC_RELAXED);
     __atomic_store_n(&end, first + ((uintptr_t)KINDS << RANGE_BITS), __ATOMIC_RELAXED);
     __atomic_store_n(&slow, decider, __ATOMIC_RELEASE);

@@ -134,3 +134,34 @@ def test_many_libraries_with_thread_locals_are_opened(tmp_path):
             for thread in threads: thread.join()
         assert request.stats.whole.object_bytes >= 5 * 200 * 2000
     """)
+
+
+@needs_library
+def test_what_libraries_let_go_of_is_not_taken_anew_from_the_system():
+    """As long as large blocks came back to glibc it kept twice their size, and a request's no longer do."""
+    ended = run("""
+        import resource
+        heap = ctypes.CDLL(None)
+        heap.malloc.restype, heap.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+        heap.free.argtypes = [ctypes.c_void_p]
+
+        def tree():
+            for node in [heap.malloc(1000) for _ in range(1000)]:
+                heap.free(node)
+
+        def faults():
+            tree()
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            for _ in range(20):
+                tree()
+            return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+        with ctxalloc.request(whole=True):
+            pass
+        print(faults())
+        with ctxalloc.request(whole=True):
+            print(faults())
+    """)
+    assert ended.returncode == 0, ended.stderr
+    outside, inside = map(int, ended.stdout.split())
+    assert max(outside, inside) < 1000, "a tree is 250 pages"

@@ -111,6 +111,10 @@ unsafe impl Pages for HugePages {
         pages::map(size_bytes, align).ok()
     }
 
+    fn maps_lazily(&self) -> bool {
+        true
+    }
+
     unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
         // SAFETY: a whole mapping of `pages::map`, not used any more (this function's contract).
         unsafe { pages::unmap(start, size_bytes) }
@@ -137,6 +141,10 @@ unsafe impl Pages for Transparent {
         // SAFETY: the whole mapping that was just made.
         unsafe { pages::prefer_huge(start, size_bytes) };
         Some(start)
+    }
+
+    fn maps_lazily(&self) -> bool {
+        true
     }
 
     unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {

@@ -104,6 +104,10 @@ unsafe impl Pages for LockedPages {
         unsafe { pages::lock(start, size_bytes) }.is_ok()
     }
 
+    fn maps_lazily(&self) -> bool {
+        true
+    }
+
     unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
         // SAFETY: a whole mapping of `map`, not used any more (this function's contract). Unmapping it ends the locks
         // too.

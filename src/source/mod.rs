@@ -113,6 +113,12 @@ pub unsafe trait Pages: Debug + Send + Sync + 'static {
         true
     }
 
+    /// Whether a mapping takes addresses only, and memory no sooner than it is committed and touched. If so, a pool maps
+    /// as much again behind a large block that grows, up to 1 GiB, so that it can grow in place.
+    fn maps_lazily(&self) -> bool {
+        false
+    }
+
     /// The source for blocks of 2 MiB and more; `None` if this one serves them too.
     ///
     /// The pool rounds such blocks up to multiples of 2 MiB and cuts them at multiples of 2 MiB.
@@ -139,6 +145,10 @@ unsafe impl Pages for PrivatePages {
             unsafe { pages::prefer_huge(start, size_bytes) };
         }
         Some(start)
+    }
+
+    fn maps_lazily(&self) -> bool {
+        true
     }
 
     unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {

@@ -199,6 +199,10 @@ unsafe impl Pages for NumaPages {
         None
     }
 
+    fn maps_lazily(&self) -> bool {
+        true
+    }
+
     unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
         // SAFETY: a whole mapping of `map`, not used any more (this function's contract).
         unsafe { PrivatePages.unmap(start, size_bytes) }

@@ -199,7 +199,7 @@ impl Places {
 
     /// Resizes a block that is not aligned beyond the usual: what the pool's own resize keeps. A block that grew will
     /// most likely grow again, as lists and buffers do: if it is of several pages it gets room for that, which takes
-    /// addresses, and no memory until it is written to.
+    /// addresses, and no memory until it is written to. The pool places its large ones so that they grow in place.
     ///
     /// # Safety
     /// - `block` is a live one of [`allocate`](Self::allocate) of this kind; after `Some` it is not used again.
@@ -222,13 +222,12 @@ impl Places {
             }
             let moved = if record.size_bytes < old.size_bytes || whole < ROOM_FROM {
                 pool.resize(start, whole)
-            } else if whole <= room {
+            } else if whole <= room || pool.resize_in_place(start, whole) {
                 Some(start)
             } else if whole < MOVED_BY_PARTS_FROM {
                 pool.resize(start, whole + more_for(whole)).or_else(|| pool.resize(start, whole))
             } else {
-                let larger = pool.allocate(whole.saturating_add(whole / 2)).or_else(|| pool.allocate(whole));
-                larger.inspect(|&larger| {
+                pool.allocate_to_grow(whole).inspect(|&larger| {
                     move_by_parts(start, larger, old.size_bytes + offset);
                     pool.release(start);
                 })
@@ -254,8 +253,8 @@ impl Places {
 fn more_for(whole: usize) -> usize {
     match whole {
         ..0x20000 => whole * 3,
-        0x20000..0x100000 => whole,
-        _ => whole / 2,
+        0x20000..0x40000 => whole,
+        _ => 0, // the pool's large ones
     }
 }
 

@@ -134,6 +134,10 @@ unsafe impl Pages for Range {
         mapped
     }
 
+    fn maps_lazily(&self) -> bool {
+        true
+    }
+
     unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
         let (first, units) = ((start.addr().get() - self.base) / UNIT, size_bytes.div_ceil(UNIT));
         // Reserved again: the memory goes back, the addresses stay ours. Where the system does not, they stay mapped

@@ -150,10 +150,16 @@ impl<P: Pages> Arena<P> {
     }
 
     fn allocate_large(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
-        let pool = &*self.inner.pool.inner;
-        let block = pool.allocate_large(size_bytes, zeroed)?;
+        self.counted(self.inner.pool.inner.allocate_large(size_bytes, zeroed)?)
+    }
+
+    fn allocate_to_grow(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        self.counted(self.inner.pool.allocate_to_grow(size_bytes)?)
+    }
+
+    fn counted(&self, large: NonNull<u8>) -> Option<NonNull<u8>> {
         self.inner.state.with(|state| state.live_blocks += 1);
-        Some(block)
+        Some(large)
     }
 
     /// Takes a small block back, and gives its span back to the pool if it is not needed.
@@ -396,7 +402,10 @@ unsafe impl<P: Pages> Strategy for Arena<P> {
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
         // SAFETY: the block is live and from this arena, whose memory is the source's (this function's contract).
-        unsafe { super::resize::resize_by(self, &self.inner.pool.inner.heap.source, block, new_size_bytes) }
+        unsafe {
+            let pool = &self.inner.pool;
+            super::resize::resize_by(self, pool, block, new_size_bytes, |bytes| self.allocate_to_grow(bytes))
+        }
     }
 
     #[inline]

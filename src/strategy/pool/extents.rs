@@ -85,11 +85,29 @@ impl Extents {
     /// Takes `pages` from the shortest free run that has as many. They may be dirty: call [`clean`](Self::clean).
     pub(super) fn take(&mut self, pages: usize) -> Option<Run> {
         let &(length, first) = self.by_length.range((pages, 0)..).next()?;
-        self.remove(Run { first, pages: length });
-        if length > pages {
-            self.insert(Run { first: first + pages, pages: length - pages });
+        Some(self.cut(Run { first, pages: length }, pages))
+    }
+
+    /// Takes `pages` from the longest free run, if that has at least `with_room`.
+    pub(super) fn take_of_longest(&mut self, pages: usize, with_room: usize) -> Option<Run> {
+        let &(length, first) = self.by_length.last().filter(|(length, _)| *length >= with_room)?;
+        Some(self.cut(Run { first, pages: length }, pages))
+    }
+
+    /// Takes the `pages` that lie right behind a run in use, if they are free.
+    pub(super) fn take_behind(&mut self, run: Run, pages: usize) -> Option<Run> {
+        let first = run.first + run.pages;
+        let &length = self.free.get(&first).filter(|length| **length >= pages && !self.chunks.contains_key(&first))?;
+        Some(self.cut(Run { first, pages: length }, pages))
+    }
+
+    /// Takes the first `pages` of a free run.
+    fn cut(&mut self, free: Run, pages: usize) -> Run {
+        self.remove(free);
+        if free.pages > pages {
+            self.insert(Run { first: free.first + pages, pages: free.pages - pages });
         }
-        Some(Run { first, pages })
+        Run { first: free.first, pages }
     }
 
     /// Maps a chunk of at least `pages`; false if the source refuses.
@@ -380,7 +398,7 @@ mod tests {
 
         /// Runs never overlap, nothing is lost, and what is free is joined as far as it goes.
         #[test]
-        fn extents_are_a_set_of_pages(steps in prop::collection::vec((1_usize..200, any::<usize>(), 0..4_u8), 1..60)) {
+        fn extents_are_a_set_of_pages(steps in prop::collection::vec((1_usize..200, any::<usize>(), 0..7_u8), 1..60)) {
             let mut extents = Extents::new(1);
             let mut taken: Vec<Run> = Vec::new();
             for (time, (pages, which, what)) in steps.into_iter().enumerate() {
@@ -388,6 +406,36 @@ mod tests {
                 match what {
                     0 if !taken.is_empty() => extents.give(taken.swap_remove(which % taken.len()), now),
                     1 => drop(extents.purge(&PrivatePages, Duration::from_secs(which as u64 % 60), Grain::HugePage)),
+                    2 if !taken.is_empty() => {
+                        let at = which % taken.len();
+                        let mut run = taken[at];
+                        if let Some(more) = extents.take_behind(run, pages) {
+                            prop_assert_eq!(more, Run { first: run.first + run.pages, pages });
+                            prop_assert!(!extents.chunks.contains_key(&more.first), "into another chunk");
+                            extents.clean(more);
+                            run.pages += pages;
+                        }
+                        taken[at] = run;
+                    }
+                    3 if !taken.is_empty() => {
+                        let at = which % taken.len();
+                        let Run { first, pages: had } = taken[at];
+                        let left = (pages % had).max(1);
+                        if left < had {
+                            extents.give(Run { first: first + left, pages: had - left }, now);
+                            taken[at].pages = left;
+                        }
+                    }
+                    4 => {
+                        let longest = extents.by_length.last().copied();
+                        let run = extents.take_of_longest(pages, 2 * pages);
+                        let expected = longest.filter(|(length, _)| *length >= 2 * pages);
+                        prop_assert_eq!(run, expected.map(|(_, first)| Run { first, pages }));
+                        if let Some(run) = run {
+                            extents.clean(run);
+                            taken.push(run);
+                        }
+                    }
                     _ => {
                         let run = extents.take(pages).or_else(|| {
                             extents.grow(&PrivatePages, pages).then(|| extents.take(pages)).flatten()

@@ -71,6 +71,29 @@ impl<P: Pages> Inner<P> {
         }
     }
 
+    /// A large block in place of one that grows and has to move.
+    pub(super) fn allocate_to_grow(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        match &self.huge {
+            Some(huge) if size_bytes.div_ceil(PAGE) >= HUGE_PAGES => {
+                huge.blocks.allocate_to_grow(&*huge.source, size_bytes)
+            }
+            _ => self.large.allocate_to_grow(&self.heap.source, size_bytes),
+        }
+    }
+
+    /// Resizes a live large block in place; false where it has to move.
+    pub(super) fn resize_large(&self, region: &Region, block: NonNull<u8>, size_bytes: usize) -> bool {
+        let was_huge = region.large_pages_at(block.addr().get()) >= HUGE_PAGES;
+        let is_huge = size_bytes.div_ceil(PAGE) >= HUGE_PAGES;
+        let resized = match &self.huge {
+            Some(_) if was_huge != is_huge => false,
+            Some(huge) if is_huge => huge.blocks.resize(&*huge.source, region, block, size_bytes),
+            _ => self.large.resize(&self.heap.source, region, block, size_bytes),
+        };
+        self.noted.note(); // what it shrank by may go back to the system
+        resized
+    }
+
     /// A large block that came back lately, as it is, if one fits. The source is not called.
     pub(super) fn take_recent(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         match &self.huge {

@@ -8,6 +8,8 @@
 //! Under the lock a source maps, unmaps and discards; its panic leaves the lists whole. It commits, empties and clears
 //! outside: the block is nobody's yet, and lost if it panics.
 
+mod resize;
+
 use super::classes;
 use super::clock::now;
 use super::decay::{PoolBytes, note_released};
@@ -58,6 +60,14 @@ struct Store {
     warm_bytes: Option<usize>,
 }
 
+/// How a block is taken.
+#[derive(Debug, Clone, Copy)]
+struct Taking {
+    zeroed: bool,
+    /// It grew, and is to grow further where it will lie.
+    with_room: bool,
+}
+
 /// A block that came back and is kept as it is.
 #[derive(Debug)]
 struct Recent {
@@ -97,6 +107,10 @@ impl Large {
         if !zeroed && let Some(block) = self.take_recent(size_bytes) {
             return Some(block);
         }
+        self.allocate_by(source, size_bytes, Taking { zeroed, with_room: false })
+    }
+
+    fn allocate_by<P: Pages + ?Sized>(&self, source: &P, size_bytes: usize, taking: Taking) -> Option<NonNull<u8>> {
         let _unattributed = unattributed();
         if size_bytes.div_ceil(PAGE) > MAX_PAGES {
             return None;
@@ -104,8 +118,8 @@ impl Large {
         self.retention.fix();
         let pages = size_bytes.div_ceil(PAGE).next_multiple_of(self.grain_pages);
         // If the source refuses, unused memory can go to make room.
-        self.try_allocate(source, pages, zeroed)
-            .or_else(|| if self.trim(source) == 0 { None } else { self.try_allocate(source, pages, zeroed) })
+        self.try_allocate(source, pages, taking)
+            .or_else(|| if self.trim(source) == 0 { None } else { self.try_allocate(source, pages, taking) })
     }
 
     /// One of the blocks that came back lately, as it is, if one fits. The source is not called.
@@ -119,14 +133,16 @@ impl Large {
         })
     }
 
-    fn try_allocate<P: Pages + ?Sized>(&self, source: &P, pages: usize, zeroed: bool) -> Option<NonNull<u8>> {
+    fn try_allocate<P: Pages + ?Sized>(&self, source: &P, pages: usize, taking: Taking) -> Option<NonNull<u8>> {
+        let Taking { zeroed, with_room } = taking;
         let (block, run, dirty, is_fit) = self.store.with(|store| {
             // Where it need not be zero, `allocate` has looked.
             if zeroed && let Some(Recent { block, run, .. }) = store.take_recent(pages) {
                 store.lend(run);
                 return Some((block, run, vec![run], true));
             }
-            let run = store.take(source, pages)?;
+            let roomy = if with_room { store.take_with_room(source, pages) } else { None };
+            let run = roomy.or_else(|| store.take(source, pages))?;
             let block = store.extents.place(run);
             store.extents.record(run).assign_large(block.addr().get(), pages);
             let (dirty_pages, dirty) = store.extents.clean(run);
@@ -158,7 +174,8 @@ impl Large {
         Some(block)
     }
 
-    /// Whether a block with room for `room_bytes` stays in place if it is resized to `size_bytes`.
+    /// Whether a block with room for `room_bytes` serves `size_bytes` as well.
+    #[cfg(feature = "cuda")]
     pub(super) fn fits(room_bytes: usize, size_bytes: usize) -> bool {
         size_bytes <= room_bytes && size_bytes > classes::MAX && size_bytes >= room_bytes / 2
     }

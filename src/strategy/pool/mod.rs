@@ -209,7 +209,7 @@ unsafe impl<P: Pages> Strategy for Pool<P> {
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
         // SAFETY: the block is live and from this pool, whose memory is the source's (this function's contract).
-        unsafe { resize_by(self, &self.inner.heap.source, block, new_size_bytes) }
+        unsafe { resize_by(self, self, block, new_size_bytes, |bytes| self.allocate_to_grow(bytes)) }
     }
 
     #[inline]

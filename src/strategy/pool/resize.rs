@@ -1,8 +1,8 @@
 //! Resizing and clearing blocks of a pool or an arena: both cut their blocks from regions in the same way.
 
+use super::Pool;
 use super::classes;
 use super::geometry::PAGE;
-use super::large::Large;
 use super::region;
 use crate::source::Pages;
 use crate::strategy::Strategy;
@@ -10,17 +10,45 @@ use crate::survived::survived;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
-/// Whether a block stays in place if it is resized to `new_size_bytes`.
+/// Whether a block has room for `new_size_bytes`, and not too much.
 ///
 /// # Safety
 /// - `block` came from a pool and was not released.
+#[cfg(feature = "cuda")]
 pub(in crate::strategy) unsafe fn stays(block: NonNull<u8>, new_size_bytes: usize) -> bool {
     // SAFETY: the block is live (this function's contract).
     let room = unsafe { room_bytes(block) };
     if room <= classes::MAX {
-        new_size_bytes <= room && classes::bytes(classes::of(new_size_bytes)) == room
+        stays_small(room, new_size_bytes)
     } else {
-        Large::fits(room, new_size_bytes)
+        super::large::Large::fits(room, new_size_bytes)
+    }
+}
+
+fn stays_small(room_bytes: usize, new_size_bytes: usize) -> bool {
+    new_size_bytes <= room_bytes && classes::bytes(classes::of(new_size_bytes)) == room_bytes
+}
+
+impl<P: Pages> Pool<P> {
+    /// Resizes a block in place: if its size class stays the same, or if it is large, and what it grows by is free behind
+    /// it. False where it has to move.
+    ///
+    /// # Safety
+    /// - `block` came from a strategy over this pool and was not released.
+    pub(crate) unsafe fn resize_in_place(&self, block: NonNull<u8>, new_size_bytes: usize) -> bool {
+        let address = block.addr().get();
+        // SAFETY: the block is live (this function's contract), so its region is in the map.
+        let region = unsafe { region::find(address) };
+        match region.class_at(address) {
+            Some(class) => stays_small(classes::bytes(class), new_size_bytes),
+            None => new_size_bytes > classes::MAX && self.inner.resize_large(region, block, new_size_bytes),
+        }
+    }
+
+    /// A large block in place of one that grows and has to move: it is placed so that it can grow further.
+    pub(crate) fn allocate_to_grow(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        debug_assert!(size_bytes > classes::MAX);
+        self.inner.allocate_to_grow(size_bytes)
     }
 }
 
@@ -83,29 +111,33 @@ impl<S: Strategy> Drop for Unfinished<'_, S> {
     }
 }
 
-/// Resizes a block in memory of `source`: in place if its size class stays the same, else by moving it.
+/// Resizes a block in memory of `pool`: in place, or by moving it to one that `allocate_to_grow` makes, which is for
+/// large blocks that grow, or `strategy`.
 ///
 /// # Safety
-/// - `block` came from `strategy`, which cuts its blocks from regions as pools do, and was not released; after `Some`
-///   the old pointer is not used again.
-pub(super) unsafe fn resize_by(
+/// - `block` came from `strategy`, which cuts its blocks from regions of this pool, and was not released; after `Some`
+///   the old pointer is not used again;
+/// - `allocate_to_grow` makes what `strategy` can release.
+pub(super) unsafe fn resize_by<P: Pages>(
     strategy: &impl Strategy,
-    source: &impl Pages,
+    pool: &Pool<P>,
     block: NonNull<u8>,
     new_size_bytes: usize,
+    allocate_to_grow: impl FnOnce(usize) -> Option<NonNull<u8>>,
 ) -> Option<NonNull<u8>> {
-    // SAFETY: the block is live and cut from a region (this function's contract).
-    if unsafe { stays(block, new_size_bytes) } {
+    // SAFETY: the block is live and cut from a region of the pool (this function's contract).
+    if unsafe { pool.resize_in_place(block, new_size_bytes) } {
         return Some(block);
     }
     // SAFETY: the block is live and cut from a region.
     let room = unsafe { room_bytes(block) };
-    let moved = strategy.allocate(new_size_bytes)?;
+    let grows = new_size_bytes > room && new_size_bytes > classes::MAX;
+    let moved = if grows { allocate_to_grow(new_size_bytes) } else { strategy.allocate(new_size_bytes) }?;
     // SAFETY: it was just made, and is not returned unless it is finished.
     let unfinished = unsafe { Unfinished::new(strategy, moved) };
     // SAFETY: both blocks are live, hence disjoint, and have at least the smaller of the two sizes; both are memory of
-    // `source`.
-    if !unsafe { source.copy(moved, block, room.min(new_size_bytes)) } {
+    // the pool's source.
+    if !unsafe { pool.inner.heap.source.copy(moved, block, room.min(new_size_bytes)) } {
         return None;
     }
     // A panic from here on would tell the caller that the old block is still there.

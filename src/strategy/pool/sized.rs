@@ -3,7 +3,7 @@
 //! The note of the size is in the region's record (`region`), not in the block, so it costs the block nothing.
 
 use super::region;
-use super::resize::{Unfinished, stays};
+use super::resize::Unfinished;
 use super::{Pool, classes};
 use crate::source::Pages;
 use crate::strategy::Strategy;
@@ -53,6 +53,15 @@ impl<P: Pages> Pool<P> {
         None
     }
 
+    /// [`allocate_to_grow`](Self::allocate_to_grow) that notes the requested size.
+    fn allocate_to_grow_sized(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        let block = self.allocate_to_grow(size_bytes)?;
+        // SAFETY: the block was just made, so its region is in the map.
+        let region = unsafe { region::find(block.addr().get()) };
+        region.note_requested(block.addr().get(), size_bytes); // which cannot fail for a large one
+        Some(block)
+    }
+
     /// [`release`](Strategy::release) that returns the noted size.
     ///
     /// # Safety
@@ -79,8 +88,8 @@ impl<P: Pages> Pool<P> {
     /// - `block` came from [`allocate_sized`](Self::allocate_sized) or [`resize_sized`](Self::resize_sized) of this
     ///   pool and was not released; after `Some` the old pointer is not used again.
     pub(crate) unsafe fn resize_sized(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
-        // SAFETY: the block is live (this function's contract).
-        if unsafe { stays(block, new_size_bytes) } {
+        // SAFETY: the block is live and from this pool (this function's contract).
+        if unsafe { self.resize_in_place(block, new_size_bytes) } {
             // SAFETY: the block is live, so its region is in the map.
             let region = unsafe { region::find(block.addr().get()) };
             // This cannot fail: the block has a note, so there is memory for it.
@@ -88,7 +97,12 @@ impl<P: Pages> Pool<P> {
         }
         // SAFETY: the block is live and has a note.
         let old_size_bytes = unsafe { Pool::requested_bytes(block) };
-        let moved = self.allocate_sized(new_size_bytes, false)?;
+        let grows = new_size_bytes > old_size_bytes && new_size_bytes > classes::MAX;
+        let moved = if grows {
+            self.allocate_to_grow_sized(new_size_bytes)
+        } else {
+            self.allocate_sized(new_size_bytes, false)
+        }?;
         // SAFETY: it was just made, and is not returned unless it is finished.
         let unfinished = unsafe { Unfinished::new(self, moved) };
         // SAFETY: both blocks are live, hence disjoint, and have at least the smaller of the two sizes; both are memory

@@ -1,0 +1,285 @@
+//! Large blocks that are resized in place.
+//!
+//! What a block grows by is taken right behind it, where that is free, and what it shrinks by is given back. One that has
+//! to move to grow will probably grow again, so it goes where much room is behind it.
+
+use super::{Large, MAX_PAGES, Store, Taking};
+use crate::source::Pages;
+use crate::strategy::pool::clock::now;
+use crate::strategy::pool::extents::Run;
+use crate::strategy::pool::geometry::PAGE;
+use crate::strategy::pool::region::Region;
+use crate::unattributed::unattributed;
+use std::cmp::Ordering;
+use std::ptr::NonNull;
+
+/// A block that shrinks by less than one part in this many keeps its pages.
+const WORTH_GIVING_BACK: usize = 8;
+
+/// The most room that is mapped behind a block that grows, in pages: 1 GiB of addresses.
+const MAX_ROOM_PAGES: usize = (1 << 30) / PAGE;
+
+impl Large {
+    /// Resizes a live block, which `record` has, in place. False where it has to move; it is as it was.
+    pub(in super::super) fn resize<P: Pages + ?Sized>(
+        &self,
+        source: &P,
+        record: &Region,
+        block: NonNull<u8>,
+        size_bytes: usize,
+    ) -> bool {
+        let _unattributed = unattributed();
+        let address = block.addr().get();
+        let run = Run { first: address / PAGE, pages: record.large_pages_at(address) };
+        let pages = size_bytes.div_ceil(PAGE);
+        if pages > MAX_PAGES {
+            return false;
+        }
+        let pages = pages.next_multiple_of(self.grain_pages);
+        match pages.cmp(&run.pages) {
+            Ordering::Greater => self.grow(source, record, block, run, pages),
+            Ordering::Less if run.pages - pages >= run.pages / WORTH_GIVING_BACK => {
+                self.shrink(source, record, block, run, pages);
+                true
+            }
+            _ => true,
+        }
+    }
+
+    fn grow<P: Pages + ?Sized>(&self, source: &P, record: &Region, block: NonNull<u8>, run: Run, pages: usize) -> bool {
+        let taken = self.store.with(|store| {
+            store.join_recent();
+            let more = store.extents.take_behind(run, pages - run.pages)?;
+            let place = store.extents.place(more);
+            let (dirty_pages, _) = store.extents.clean(more);
+            store.lend(more);
+            Some((more, place, dirty_pages == more.pages))
+        });
+        let Some((more, place, is_fit)) = taken else { return false };
+        // Outside the lock, as for a new block.
+        // SAFETY: these pages lie in the source's mapping, and they were taken out of the free ones.
+        if !is_fit && !unsafe { source.commit(place, more.bytes()) } {
+            // SAFETY: the same pages; nobody needs their contents.
+            let emptied = unsafe { source.discard(place, more.bytes()) };
+            self.store.with(|store| store.take_back(more, emptied));
+            return false;
+        }
+        record.assign_large(block.addr().get(), pages);
+        true
+    }
+
+    fn shrink<P: Pages + ?Sized>(&self, source: &P, record: &Region, block: NonNull<u8>, run: Run, pages: usize) {
+        let rest = Run { first: run.first + pages, pages: run.pages - pages };
+        record.assign_large(block.addr().get(), pages);
+        // It comes back as a block would.
+        let place = self.store.with(|store| {
+            let place = store.extents.place(rest);
+            store.extents.record(rest).assign_large(place.addr().get(), rest.pages);
+            place
+        });
+        self.release_at(source, place, rest, now());
+    }
+
+    /// A block in place of one that grows. It is placed so that it can grow further.
+    pub(in super::super) fn allocate_to_grow<P: Pages + ?Sized>(
+        &self,
+        source: &P,
+        size_bytes: usize,
+    ) -> Option<NonNull<u8>> {
+        self.allocate_by(source, size_bytes, Taking { zeroed: false, with_room: true })
+    }
+}
+
+impl Store {
+    /// Takes a run of exactly `pages` with as much free room behind it, if that costs only addresses and can be had.
+    pub(super) fn take_with_room<P: Pages + ?Sized>(&mut self, source: &P, pages: usize) -> Option<Run> {
+        if !source.maps_lazily() {
+            return None;
+        }
+        self.join_recent();
+        let with_room = pages + pages.min(MAX_ROOM_PAGES);
+        let found = self.extents.take_of_longest(pages, with_room);
+        found.or_else(|| {
+            self.extents.grow(source, with_room).then(|| self.extents.take_of_longest(pages, with_room)).flatten()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Large, PAGE};
+    use crate::source::{Pages, PrivatePages};
+    use crate::strategy::PoolOptions;
+    use crate::strategy::pool::options::Retention;
+    use crate::strategy::pool::region;
+    use std::ptr::NonNull;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    const MIB: usize = 1 << 20;
+
+    fn large(grain_pages: usize) -> Large {
+        Large::new(grain_pages, Retention::new(PoolOptions::default()))
+    }
+
+    fn resized(large: &Large, source: &impl Pages, block: NonNull<u8>, size_bytes: usize) -> bool {
+        // SAFETY: every block here is live while it is resized.
+        large.resize(source, unsafe { region::find(block.addr().get()) }, block, size_bytes)
+    }
+
+    #[test]
+    fn a_block_grows_where_it_is_and_what_it_shrinks_by_comes_back() {
+        let large = large(1);
+        let block = large.allocate_to_grow(&PrivatePages, MIB).expect("memory");
+        let mut size_bytes = MIB;
+        for grown in [2 * MIB, 3 * MIB, 4 * MIB] {
+            // SAFETY: the block has so many bytes, and nobody else has it.
+            unsafe { block.write_bytes(7, size_bytes) };
+            assert!(resized(&large, &PrivatePages, block, grown), "{grown}");
+            assert_eq!((large.kept().in_use, large.kept().warm), (grown, 0));
+            size_bytes = grown;
+        }
+        // SAFETY: as above.
+        unsafe { block.write_bytes(7, size_bytes) };
+        assert!(resized(&large, &PrivatePages, block, MIB));
+        assert_eq!((large.kept().in_use, large.kept().warm), (MIB, 3 * MIB));
+        assert!(resized(&large, &PrivatePages, block, MIB - MIB / 16), "too little to give back");
+        assert_eq!(large.kept().in_use, MIB);
+        let rest = large.allocate(&PrivatePages, 3 * MIB, false).expect("memory");
+        // SAFETY: inside of what was one block of 4 MiB.
+        assert_eq!(rest, unsafe { block.add(MIB) }, "what it shrank by serves the next block");
+        assert!(!resized(&large, &PrivatePages, block, MIB + 1), "which is not taken from it");
+        large.release(&PrivatePages, rest);
+        assert!(resized(&large, &PrivatePages, block, MIB + 1), "until it came back");
+        assert_eq!(large.kept().in_use, MIB + PAGE);
+        // SAFETY: its first MiB was written, and it was resized in place.
+        assert!((0..MIB).all(|at| unsafe { block.add(at).read() } == 7));
+        large.release(&PrivatePages, block);
+        assert_eq!(large.kept().in_use, 0);
+        assert_eq!(large.trim(&PrivatePages), 4 * MIB);
+        large.close(&PrivatePages);
+    }
+
+    #[test]
+    fn blocks_of_huge_pages_stay_multiples_of_them() {
+        let large = large(32);
+        let block = large.allocate(&PrivatePages, 3 * MIB, false).expect("memory");
+        assert_eq!(large.kept().in_use, 4 * MIB);
+        assert!(resized(&large, &PrivatePages, block, 4 * MIB));
+        assert!(resized(&large, &PrivatePages, block, MIB));
+        assert_eq!(large.kept().in_use, 2 * MIB);
+        assert!(resized(&large, &PrivatePages, block, 2 * MIB + 1));
+        assert_eq!(large.kept().in_use, 4 * MIB);
+        assert!(!resized(&large, &PrivatePages, block, 4 * MIB + 1), "no more was mapped than was asked for");
+        large.release(&PrivatePages, block);
+        large.close(&PrivatePages);
+    }
+
+    /// Four blocks in turn, each by a tenth.
+    #[test]
+    fn blocks_that_grow_together_move_seldom() {
+        const END: usize = if cfg!(miri) { 2 * MIB } else { 64 * MIB };
+        let large = large(1);
+        let mut blocks = [(); 4].map(|()| large.allocate(&PrivatePages, MIB, false).expect("memory"));
+        let (mut size_bytes, mut moves, mut steps) = (MIB, 0, 0);
+        while size_bytes < END {
+            size_bytes += size_bytes / 10;
+            for block in &mut blocks {
+                steps += 1;
+                if !resized(&large, &PrivatePages, *block, size_bytes) {
+                    moves += 1;
+                    let moved = large.allocate_to_grow(&PrivatePages, size_bytes).expect("memory");
+                    large.release(&PrivatePages, std::mem::replace(block, moved));
+                }
+            }
+        }
+        assert!(moves * 3 <= steps, "{moves} moves in {steps} steps");
+        blocks.into_iter().for_each(|block| large.release(&PrivatePages, block));
+        large.close(&PrivatePages);
+    }
+
+    #[test]
+    fn a_block_larger_than_any_stays_as_it_is() {
+        let large = large(1);
+        let block = large.allocate(&PrivatePages, MIB, false).expect("memory");
+        for size_bytes in [1 << 47, isize::MAX as usize, usize::MAX] {
+            assert!(!resized(&large, &PrivatePages, block, size_bytes));
+            assert_eq!(large.kept().in_use, MIB);
+        }
+        large.release(&PrivatePages, block);
+        large.close(&PrivatePages);
+    }
+
+    /// Commits so many times.
+    #[derive(Debug)]
+    struct Scarce(AtomicUsize);
+
+    // SAFETY: what it does is PrivatePages'.
+    unsafe impl Pages for Scarce {
+        fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
+            PrivatePages.map(size_bytes, align)
+        }
+
+        unsafe fn commit(&self, _start: NonNull<u8>, _size_bytes: usize) -> bool {
+            self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
+        }
+
+        fn maps_lazily(&self) -> bool {
+            true
+        }
+
+        unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
+            // SAFETY: this function's contract is the same.
+            unsafe { PrivatePages.unmap(start, size_bytes) }
+        }
+
+        unsafe fn discard(&self, start: NonNull<u8>, size_bytes: usize) -> bool {
+            // SAFETY: this function's contract is the same.
+            unsafe { PrivatePages.discard(start, size_bytes) }
+        }
+    }
+
+    /// Maps memory: room behind a block would be taken from others.
+    #[derive(Debug, Default)]
+    struct Eager(AtomicUsize);
+
+    // SAFETY: what it does is PrivatePages'.
+    unsafe impl Pages for Eager {
+        fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
+            self.0.fetch_add(size_bytes, Ordering::Relaxed);
+            PrivatePages.map(size_bytes, align)
+        }
+
+        unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
+            // SAFETY: this function's contract is the same.
+            unsafe { PrivatePages.unmap(start, size_bytes) }
+        }
+
+        unsafe fn discard(&self, start: NonNull<u8>, size_bytes: usize) -> bool {
+            // SAFETY: this function's contract is the same.
+            unsafe { PrivatePages.discard(start, size_bytes) }
+        }
+    }
+
+    #[test]
+    fn no_room_is_mapped_where_it_would_be_memory() {
+        let (large, source) = (large(1), Eager::default());
+        let block = large.allocate_to_grow(&source, 32 * MIB).expect("memory");
+        assert_eq!(source.0.load(Ordering::Relaxed), 32 * MIB);
+        large.release(&source, block);
+        large.close(&source);
+    }
+
+    #[test]
+    fn what_is_not_committed_is_not_the_blocks() {
+        let (large, source) = (large(1), Scarce(AtomicUsize::new(1)));
+        let block = large.allocate_to_grow(&source, MIB).expect("memory");
+        assert!(!resized(&large, &source, block, 2 * MIB));
+        assert_eq!((large.kept().in_use, large.kept().warm), (MIB, 0));
+        source.0.store(1, Ordering::Relaxed);
+        assert!(resized(&large, &source, block, 2 * MIB), "it is still free");
+        assert!(resized(&large, &source, block, MIB));
+        assert!(resized(&large, &source, block, 2 * MIB), "what came back is committed");
+        large.release(&source, block);
+        large.close(&source);
+    }
+}

@@ -113,8 +113,8 @@ pub unsafe trait Pages: Debug + Send + Sync + 'static {
         true
     }
 
-    /// Whether a mapping takes addresses only, and memory no sooner than it is committed and touched. If so, a pool maps
-    /// as much again behind a large block that grows, up to 1 GiB, so that it can grow in place.
+    /// Whether a mapping takes addresses only, and memory no sooner than it is committed and touched. If so, a pool
+    /// maps as much again behind a large block that grows, up to 1 GiB, so that it can grow in place.
     fn maps_lazily(&self) -> bool {
         false
     }

@@ -30,8 +30,8 @@ fn stays_small(room_bytes: usize, new_size_bytes: usize) -> bool {
 }
 
 impl<P: Pages> Pool<P> {
-    /// Resizes a block in place: if its size class stays the same, or if it is large, and what it grows by is free behind
-    /// it. False where it has to move.
+    /// Resizes a block in place: if its size class stays the same, or if it is large, and what it grows by is free
+    /// behind it. False where it has to move.
     ///
     /// # Safety
     /// - `block` came from a strategy over this pool and was not released.

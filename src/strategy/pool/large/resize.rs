@@ -1,7 +1,7 @@
 //! Large blocks that are resized in place.
 //!
-//! What a block grows by is taken right behind it, where that is free, and what it shrinks by is given back. One that has
-//! to move to grow will probably grow again, so it goes where much room is behind it.
+//! What a block grows by is taken right behind it, where that is free, and what it shrinks by is given back. One that
+//! has to move to grow will probably grow again, so it goes where much room is behind it.
 
 use super::{Large, MAX_PAGES, Store, Taking};
 use crate::source::Pages;
@@ -138,7 +138,7 @@ mod tests {
             assert_eq!((large.kept().in_use, large.kept().warm), (grown, 0));
             size_bytes = grown;
         }
-        // SAFETY: as above.
+        // SAFETY: the block has so many bytes now, and nobody else has it.
         unsafe { block.write_bytes(7, size_bytes) };
         assert!(resized(&large, &PrivatePages, block, MIB));
         assert_eq!((large.kept().in_use, large.kept().warm), (MIB, 3 * MIB));

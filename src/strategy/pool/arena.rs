@@ -403,7 +403,7 @@ unsafe impl<P: Pages> Strategy for Arena<P> {
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
         // SAFETY: the block is live and from this arena, whose memory is the source's (this function's contract).
         unsafe {
-            let pool = &self.inner.pool;
+            let pool = &*self.inner.pool.inner;
             super::resize::resize_by(self, pool, block, new_size_bytes, |bytes| self.allocate_to_grow(bytes))
         }
     }

@@ -56,7 +56,7 @@ use inner::Inner;
 pub(crate) use resize::room_bytes;
 #[cfg(feature = "cuda")]
 pub(super) use resize::stays;
-use resize::{cleared, resize_by};
+use resize::{cleared, resize_by, resized_in_place};
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::{Arc, Weak};
@@ -112,6 +112,21 @@ impl<P: Pages> Pool<P> {
     #[must_use]
     pub fn over(source: P, options: PoolOptions) -> Self {
         Self { inner: Inner::new(source, options) }
+    }
+
+    /// Resizes a block in place; false where it has to move.
+    ///
+    /// # Safety
+    /// - `block` came from this pool and was not released.
+    pub(crate) unsafe fn resize_in_place(&self, block: NonNull<u8>, new_size_bytes: usize) -> bool {
+        // SAFETY: the block is live and from this pool (this function's contract).
+        unsafe { resized_in_place(&*self.inner, block, new_size_bytes) }
+    }
+
+    /// A large block in place of one that grows and has to move: it is placed so that it can grow further.
+    pub(crate) fn allocate_to_grow(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        debug_assert!(size_bytes > classes::MAX);
+        self.inner.allocate_to_grow(size_bytes)
     }
 
     #[cold]
@@ -209,7 +224,7 @@ unsafe impl<P: Pages> Strategy for Pool<P> {
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
         // SAFETY: the block is live and from this pool, whose memory is the source's (this function's contract).
-        unsafe { resize_by(self, self, block, new_size_bytes, |bytes| self.allocate_to_grow(bytes)) }
+        unsafe { resize_by(self, &*self.inner, block, new_size_bytes, |bytes| self.allocate_to_grow(bytes)) }
     }
 
     #[inline]

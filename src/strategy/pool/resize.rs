@@ -1,8 +1,8 @@
 //! Resizing and clearing blocks of a pool or an arena: both cut their blocks from regions in the same way.
 
-use super::Pool;
 use super::classes;
 use super::geometry::PAGE;
+use super::inner::Inner;
 use super::region;
 use crate::source::Pages;
 use crate::strategy::Strategy;
@@ -29,26 +29,18 @@ fn stays_small(room_bytes: usize, new_size_bytes: usize) -> bool {
     new_size_bytes <= room_bytes && classes::bytes(classes::of(new_size_bytes)) == room_bytes
 }
 
-impl<P: Pages> Pool<P> {
-    /// Resizes a block in place: if its size class stays the same, or if it is large, and what it grows by is free
-    /// behind it. False where it has to move.
-    ///
-    /// # Safety
-    /// - `block` came from a strategy over this pool and was not released.
-    pub(crate) unsafe fn resize_in_place(&self, block: NonNull<u8>, new_size_bytes: usize) -> bool {
-        let address = block.addr().get();
-        // SAFETY: the block is live (this function's contract), so its region is in the map.
-        let region = unsafe { region::find(address) };
-        match region.class_at(address) {
-            Some(class) => stays_small(classes::bytes(class), new_size_bytes),
-            None => new_size_bytes > classes::MAX && self.inner.resize_large(region, block, new_size_bytes),
-        }
-    }
-
-    /// A large block in place of one that grows and has to move: it is placed so that it can grow further.
-    pub(crate) fn allocate_to_grow(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-        debug_assert!(size_bytes > classes::MAX);
-        self.inner.allocate_to_grow(size_bytes)
+/// Resizes a block in place: if its size class stays the same, or if it is large, and what it grows by is free behind
+/// it. False where it has to move.
+///
+/// # Safety
+/// - `block` came from a strategy over this pool and was not released.
+pub(super) unsafe fn resized_in_place<P: Pages>(pool: &Inner<P>, block: NonNull<u8>, new_size_bytes: usize) -> bool {
+    let address = block.addr().get();
+    // SAFETY: the block is live (this function's contract), so its region is in the map.
+    let region = unsafe { region::find(address) };
+    match region.class_at(address) {
+        Some(class) => stays_small(classes::bytes(class), new_size_bytes),
+        None => new_size_bytes > classes::MAX && pool.resize_large(region, block, new_size_bytes),
     }
 }
 
@@ -120,13 +112,13 @@ impl<S: Strategy> Drop for Unfinished<'_, S> {
 /// - `allocate_to_grow` makes what `strategy` can release.
 pub(super) unsafe fn resize_by<P: Pages>(
     strategy: &impl Strategy,
-    pool: &Pool<P>,
+    pool: &Inner<P>,
     block: NonNull<u8>,
     new_size_bytes: usize,
     allocate_to_grow: impl FnOnce(usize) -> Option<NonNull<u8>>,
 ) -> Option<NonNull<u8>> {
     // SAFETY: the block is live and cut from a region of the pool (this function's contract).
-    if unsafe { pool.resize_in_place(block, new_size_bytes) } {
+    if unsafe { resized_in_place(pool, block, new_size_bytes) } {
         return Some(block);
     }
     // SAFETY: the block is live and cut from a region.
@@ -137,7 +129,7 @@ pub(super) unsafe fn resize_by<P: Pages>(
     let unfinished = unsafe { Unfinished::new(strategy, moved) };
     // SAFETY: both blocks are live, hence disjoint, and have at least the smaller of the two sizes; both are memory of
     // the pool's source.
-    if !unsafe { pool.inner.heap.source.copy(moved, block, room.min(new_size_bytes)) } {
+    if !unsafe { pool.heap.source.copy(moved, block, room.min(new_size_bytes)) } {
         return None;
     }
     // A panic from here on would tell the caller that the old block is still there.

@@ -112,7 +112,7 @@ unsafe impl Pages for HugePages {
     }
 
     fn maps_lazily(&self) -> bool {
-        true
+        pages::are_mapped_lazily()
     }
 
     unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
@@ -144,7 +144,7 @@ unsafe impl Pages for Transparent {
     }
 
     fn maps_lazily(&self) -> bool {
-        true
+        pages::are_mapped_lazily()
     }
 
     unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {

@@ -147,8 +147,9 @@ unsafe impl Pages for PrivatePages {
         Some(start)
     }
 
+    /// Not while the process locks what it maps (`mlockall(MCL_FUTURE)`).
     fn maps_lazily(&self) -> bool {
-        true
+        pages::are_mapped_lazily()
     }
 
     unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {

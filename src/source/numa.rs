@@ -200,7 +200,7 @@ unsafe impl Pages for NumaPages {
     }
 
     fn maps_lazily(&self) -> bool {
-        true
+        PrivatePages.maps_lazily()
     }
 
     unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {

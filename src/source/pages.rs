@@ -63,6 +63,16 @@ pub fn map(size_bytes: usize, align: usize) -> Result<NonNull<u8>, Error> {
     mapped.ok_or(Error::OutOfMemory { handler: "the system's pages".into(), requested_bytes: size_bytes })
 }
 
+/// Whether what is mapped takes no memory before it is touched. It does where the process locks all that it maps
+/// (`mlockall(MCL_FUTURE)`), which may change at any time. Where the system does not say, it is taken to be so.
+pub(crate) fn are_mapped_lazily() -> bool {
+    let Ok(probe) = map(page_bytes(), page_bytes()) else { return true };
+    let resident_bytes = os::resident_within(probe.addr().get(), page_bytes());
+    // SAFETY: the mapping that was just made.
+    unsafe { unmap(probe, page_bytes()) };
+    resident_bytes.is_none_or(|bytes| bytes == 0)
+}
+
 #[cfg(not(miri))]
 fn mapped(size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
     if align > page_bytes() { os::map_aligned(size_bytes, align) } else { os::map(size_bytes) }

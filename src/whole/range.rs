@@ -135,7 +135,7 @@ unsafe impl Pages for Range {
     }
 
     fn maps_lazily(&self) -> bool {
-        true
+        pages::are_mapped_lazily()
     }
 
     unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {

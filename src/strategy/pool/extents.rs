@@ -64,7 +64,7 @@ impl Chunk {
 
 /// How many runs of dirty pages of one block are told apart: beyond these, the last one goes on to the last dirty page.
 /// A list without a limit could be too long for a small block, and a large one cannot be had under the lock.
-const MAX_RUNS: usize = 1024;
+pub(super) const MAX_RUNS: usize = 1024;
 
 /// A chunk is at most this much larger than requested: 64 MiB, in pages.
 const MAX_GROWTH_PAGES: usize = (64 << 20) / PAGE;
@@ -88,10 +88,23 @@ impl Extents {
         Some(self.cut(Run { first, pages: length }, pages))
     }
 
-    /// Takes `pages` from the longest free run, if that has at least `with_room`.
-    pub(super) fn take_of_longest(&mut self, pages: usize, with_room: usize) -> Option<Run> {
-        let &(length, first) = self.by_length.last().filter(|(length, _)| *length >= with_room)?;
-        Some(self.cut(Run { first, pages: length }, pages))
+    pub(super) fn longest(&self) -> Option<Run> {
+        self.by_length.last().map(|&(pages, first)| Run { first, pages })
+    }
+
+    /// Takes the `pages` of a free run that begin at `first`.
+    pub(super) fn take_at(&mut self, free: Run, first: usize, pages: usize) -> Run {
+        let before = first - free.first;
+        self.remove(free);
+        if before > 0 {
+            self.insert(Run { first: free.first, pages: before });
+        }
+        self.insert(Run { first, pages: free.pages - before });
+        self.cut(Run { first, pages: free.pages - before }, pages)
+    }
+
+    pub(super) fn grain_pages(&self) -> usize {
+        self.grain_pages
     }
 
     /// Takes the `pages` that lie right behind a run in use, if they are free.
@@ -427,11 +440,10 @@ mod tests {
                         }
                     }
                     4 => {
-                        let longest = extents.by_length.last().copied();
-                        let run = extents.take_of_longest(pages, 2 * pages);
-                        let expected = longest.filter(|(length, _)| *length >= 2 * pages);
-                        prop_assert_eq!(run, expected.map(|(_, first)| Run { first, pages }));
-                        if let Some(run) = run {
+                        let longest = extents.free.iter().map(|(_, &pages)| pages).max();
+                        prop_assert_eq!(extents.longest().map(|run| run.pages), longest);
+                        if let Some(free) = extents.longest().filter(|run| run.pages >= pages) {
+                            let run = extents.take_at(free, free.first + which % (free.pages - pages + 1), pages);
                             extents.clean(run);
                             taken.push(run);
                         }

@@ -83,8 +83,8 @@ struct Found {
     /// The start of the region.
     start: NonNull<u8>,
     first: usize,
-    /// Whether all its pages are committed.
-    is_fit: bool,
+    /// Those of its pages that are committed, as bits.
+    committed: u64,
 }
 
 /// Pages that were taken out of the heap to be emptied.
@@ -106,7 +106,7 @@ impl<P: Pages> PageHeap<P> {
     pub(super) fn take(&self, class: usize) -> Option<&'static Span> {
         let pages = classes::span_pages(class);
         let found = self.state.with(|state| state.take(pages));
-        let Found { region, start, first, is_fit } = match found {
+        let Found { region, start, first, committed } = match found {
             Some(found) => found,
             None => self.map_region(pages)?,
         };
@@ -114,13 +114,17 @@ impl<P: Pages> PageHeap<P> {
         let start = unsafe { start.add(first * PAGE) };
         // Outside the lock, because a commit may bring the pages into memory.
         // SAFETY: these pages lie in the source's mapping, and they were taken out of the free ones.
-        if is_fit || unsafe { self.source.commit(start, pages * PAGE) } {
+        if committed == mask(first, pages) || unsafe { self.source.commit(start, pages * PAGE) } {
             return region.assign(first, class);
         }
-        // The dirty ones were committed, the others are not. After the discard none is.
+        // After the discard none is committed; if that is refused too, those that were are.
         // SAFETY: the same pages; nobody needs their contents.
         let emptied = unsafe { self.source.discard(start, pages * PAGE) };
-        self.state.with(|state| state.give(region, mask(first, pages), !emptied, false));
+        let dirty = if emptied { 0 } else { committed };
+        self.state.with(|state| {
+            state.give(region, mask(first, pages) & !dirty, false, false);
+            state.give(region, dirty, true, false);
+        });
         None
     }
 
@@ -156,7 +160,7 @@ impl<P: Pages> PageHeap<P> {
         // The list grows now for the next region: if the global allocator is this pool, the longer list is allocated
         // from the region that was just mapped.
         self.grow_list();
-        Some(Found { region, start, first: 0, is_fit: false })
+        Some(Found { region, start, first: 0, committed: 0 })
     }
 
     /// Makes room in the list for one more region. Allocates outside the lock.
@@ -286,12 +290,12 @@ impl State {
         self.open[self.first_free..].iter_mut().find_map(|open| {
             let first = first_run(open.free, pages)?;
             let taken = mask(first, pages);
-            let is_fit = open.dirty & taken == taken;
+            let committed = open.dirty & taken;
             open.free &= !taken;
             open.dirty &= !taken;
             open.old &= !taken;
             open.stuck &= !taken;
-            Some(Found { region: open.region, start: open.start, first, is_fit })
+            Some(Found { region: open.region, start: open.start, first, committed })
         })
     }
 

@@ -8,6 +8,7 @@
 //! Under the lock a source maps, unmaps and discards; its panic leaves the lists whole. It commits, empties and clears
 //! outside: the block is nobody's yet, and lost if it panics.
 
+mod refused;
 mod resize;
 
 use super::classes;
@@ -16,6 +17,7 @@ use super::decay::{PoolBytes, note_released};
 use super::demand::Demand;
 use super::extents::{Extents, Grain, Run};
 use super::geometry::PAGE;
+use super::growing::Growing;
 use super::options::Retention;
 use super::region;
 use crate::source::Pages;
@@ -50,6 +52,7 @@ struct Store {
     recent: Vec<Recent>,
     recent_bytes: usize,
     extents: Extents,
+    growing: Growing,
     live_bytes: usize,
     demand: Demand,
     /// The bytes that could not be returned the last time: free runs smaller than the grain.
@@ -88,6 +91,7 @@ impl Large {
             recent,
             recent_bytes: 0,
             extents: Extents::new(grain_pages),
+            growing: Growing::default(),
             live_bytes: 0,
             demand,
             holes_bytes: 0,
@@ -147,7 +151,7 @@ impl Large {
             store.extents.record(run).assign_large(block.addr().get(), pages);
             let (dirty_pages, dirty) = store.extents.clean(run);
             store.lend(run);
-            Some((block, run, if zeroed { dirty } else { Vec::new() }, dirty_pages == pages))
+            Some((block, run, dirty, dirty_pages == pages))
         })?;
         // Outside the lock, because a commit may bring the pages into memory.
         // SAFETY: these pages lie in the source's mapping, and they were taken out of the free ones.
@@ -155,10 +159,10 @@ impl Large {
             // The dirty pages were committed, the others are not. After the discard none is.
             // SAFETY: the same pages; nobody needs their contents.
             let emptied = unsafe { source.discard(block, run.bytes()) };
-            self.store.with(|store| store.take_back(run, emptied));
+            self.store.with(|store| store.take_back_uncommitted(run, emptied, &dirty));
             return None;
         }
-        for dirty in dirty {
+        for dirty in dirty.into_iter().filter(|_| zeroed) {
             // SAFETY: a part of the new block in committed pages of the source; nobody else has it or needs its
             // contents.
             let is_zero = unsafe {
@@ -167,7 +171,7 @@ impl Large {
                     || source.clear(place, dirty.bytes())
             };
             if !is_zero {
-                self.store.with(|store| store.take_back(run, false));
+                self.store.with(|store| store.take_back(run));
                 return None;
             }
         }
@@ -311,16 +315,6 @@ impl Store {
             return Some(run);
         }
         if self.extents.grow(source, pages) { self.extents.take(pages) } else { None }
-    }
-
-    /// Takes back a run that could not be committed or cleared; as dirty, unless it was emptied.
-    fn take_back(&mut self, run: Run, emptied: bool) {
-        self.live_bytes -= run.bytes();
-        if emptied {
-            self.extents.give_empty(run);
-        } else {
-            self.extents.give(run, now());
-        }
     }
 
     fn join_recent(&mut self) {

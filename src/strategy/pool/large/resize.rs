@@ -9,6 +9,7 @@ use crate::strategy::pool::clock::now;
 use crate::strategy::pool::extents::Run;
 use crate::strategy::pool::geometry::PAGE;
 use crate::strategy::pool::region::Region;
+use crate::survived::survived;
 use crate::unattributed::unattributed;
 use std::cmp::Ordering;
 use std::ptr::NonNull;
@@ -18,6 +19,16 @@ const WORTH_GIVING_BACK: usize = 8;
 
 /// The most room that is mapped behind a block that grows, in pages: 1 GiB of addresses.
 const MAX_ROOM_PAGES: usize = (1 << 30) / PAGE;
+
+/// What came of a block that was to grow where it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Growth {
+    Done,
+    /// What is behind it is in use.
+    NoRoom,
+    /// The source did not commit what is behind it. Whether something was given back then.
+    Refused(bool),
+}
 
 impl Large {
     /// Resizes a live block, which `record` has, in place. False where it has to move; it is as it was.
@@ -36,8 +47,13 @@ impl Large {
             return false;
         }
         let pages = pages.next_multiple_of(self.grain_pages);
+        let grow = || self.grow(source, record, block, run, pages);
         match pages.cmp(&run.pages) {
-            Ordering::Greater => self.grow(source, record, block, run, pages),
+            // If the source refuses, unused memory can go to make room.
+            Ordering::Greater => match grow() {
+                Growth::Refused(gave_back) if self.trim(source) > 0 || gave_back => grow() == Growth::Done,
+                growth => growth == Growth::Done,
+            },
             Ordering::Less if run.pages - pages >= run.pages / WORTH_GIVING_BACK => {
                 self.shrink(source, record, block, run, pages);
                 true
@@ -46,26 +62,34 @@ impl Large {
         }
     }
 
-    fn grow<P: Pages + ?Sized>(&self, source: &P, record: &Region, block: NonNull<u8>, run: Run, pages: usize) -> bool {
+    fn grow<P: Pages + ?Sized>(
+        &self,
+        source: &P,
+        record: &Region,
+        block: NonNull<u8>,
+        run: Run,
+        pages: usize,
+    ) -> Growth {
         let taken = self.store.with(|store| {
             store.join_recent();
             let more = store.extents.take_behind(run, pages - run.pages)?;
             let place = store.extents.place(more);
-            let (dirty_pages, _) = store.extents.clean(more);
+            let (dirty_pages, dirty) = store.extents.clean(more);
             store.lend(more);
-            Some((more, place, dirty_pages == more.pages))
+            store.growing.goes_on(run.first + run.pages, more.first + more.pages);
+            Some((more, place, dirty_pages == more.pages, dirty))
         });
-        let Some((more, place, is_fit)) = taken else { return false };
+        let Some((more, place, is_fit, dirty)) = taken else { return Growth::NoRoom };
         // Outside the lock, as for a new block.
         // SAFETY: these pages lie in the source's mapping, and they were taken out of the free ones.
         if !is_fit && !unsafe { source.commit(place, more.bytes()) } {
             // SAFETY: the same pages; nobody needs their contents.
             let emptied = unsafe { source.discard(place, more.bytes()) };
-            self.store.with(|store| store.take_back(more, emptied));
-            return false;
+            self.store.with(|store| store.take_back_uncommitted(more, emptied, &dirty));
+            return Growth::Refused(emptied && !dirty.is_empty());
         }
         record.assign_large(block.addr().get(), pages);
-        true
+        Growth::Done
     }
 
     fn shrink<P: Pages + ?Sized>(&self, source: &P, record: &Region, block: NonNull<u8>, run: Run, pages: usize) {
@@ -77,7 +101,8 @@ impl Large {
             store.extents.record(rest).assign_large(place.addr().get(), rest.pages);
             place
         });
-        self.release_at(source, place, rest, now());
+        // A panic of the source would tell the caller that the block is as it was.
+        survived(|| self.release_at(source, place, rest, now()));
     }
 
     /// A block in place of one that grows. It is placed so that it can grow further.
@@ -98,10 +123,20 @@ impl Store {
         }
         self.join_recent();
         let with_room = pages + pages.min(MAX_ROOM_PAGES);
-        let found = self.extents.take_of_longest(pages, with_room);
-        found.or_else(|| {
-            self.extents.grow(source, with_room).then(|| self.extents.take_of_longest(pages, with_room)).flatten()
-        })
+        let found = self
+            .take_of_longest(pages, with_room)
+            .or_else(|| self.extents.grow(source, with_room).then(|| self.take_of_longest(pages, with_room)).flatten());
+        found.inspect(|run| self.growing.begins(run.first + run.pages))
+    }
+
+    /// At the start of the longest free run; or in its middle, if the one before it grows too.
+    fn take_of_longest(&mut self, pages: usize, with_room: usize) -> Option<Run> {
+        let longest = self.extents.longest().filter(|longest| longest.pages >= with_room)?;
+        if !self.growing.has(longest.first) {
+            return Some(self.extents.take_at(longest, longest.first, pages));
+        }
+        let half = longest.pages / 2 / self.extents.grain_pages() * self.extents.grain_pages();
+        (half >= with_room).then(|| self.extents.take_at(longest, longest.first + half, pages))
     }
 }
 
@@ -113,12 +148,15 @@ mod tests {
     use crate::strategy::pool::options::Retention;
     use crate::strategy::pool::region;
     use std::ptr::NonNull;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::time::Duration;
 
     const MIB: usize = 1 << 20;
 
     fn large(grain_pages: usize) -> Large {
-        Large::new(grain_pages, Retention::new(PoolOptions::default()))
+        // Under Miri a block takes seconds.
+        let options = PoolOptions { decay: Duration::from_secs(100_000), ..PoolOptions::default() };
+        Large::new(grain_pages, Retention::new(options))
     }
 
     fn resized(large: &Large, source: &impl Pages, block: NonNull<u8>, size_bytes: usize) -> bool {
@@ -209,9 +247,9 @@ mod tests {
         large.close(&PrivatePages);
     }
 
-    /// Commits so many times.
+    /// Commits so many times, and discards if it is told to.
     #[derive(Debug)]
-    struct Scarce(AtomicUsize);
+    struct Scarce(AtomicUsize, AtomicBool);
 
     // SAFETY: what it does is PrivatePages'.
     unsafe impl Pages for Scarce {
@@ -234,7 +272,7 @@ mod tests {
 
         unsafe fn discard(&self, start: NonNull<u8>, size_bytes: usize) -> bool {
             // SAFETY: this function's contract is the same.
-            unsafe { PrivatePages.discard(start, size_bytes) }
+            self.1.load(Ordering::Relaxed) && unsafe { PrivatePages.discard(start, size_bytes) }
         }
     }
 
@@ -260,6 +298,29 @@ mod tests {
         }
     }
 
+    /// Where there is so much room for all: eight blocks in turn, each by a page.
+    #[test]
+    #[cfg_attr(miri, ignore = "its addresses would all be memory under Miri")]
+    fn one_that_grows_leaves_those_before_it_their_room() {
+        let large = large(1);
+        let room = large.allocate(&PrivatePages, 1 << 30, false).expect("addresses");
+        large.release(&PrivatePages, room);
+        let mut blocks = [(); 8].map(|()| large.allocate(&PrivatePages, MIB, false).expect("memory"));
+        let mut moves = 0;
+        for size_bytes in (MIB..8 * MIB).step_by(PAGE) {
+            for block in &mut blocks {
+                if !resized(&large, &PrivatePages, *block, size_bytes) {
+                    moves += 1;
+                    let moved = large.allocate_to_grow(&PrivatePages, size_bytes).expect("memory");
+                    large.release(&PrivatePages, std::mem::replace(block, moved));
+                }
+            }
+        }
+        assert!(moves <= 8 * 2, "{moves} moves of eight blocks");
+        blocks.into_iter().for_each(|block| large.release(&PrivatePages, block));
+        large.close(&PrivatePages);
+    }
+
     #[test]
     fn no_room_is_mapped_where_it_would_be_memory() {
         let (large, source) = (large(1), Eager::default());
@@ -271,7 +332,7 @@ mod tests {
 
     #[test]
     fn what_is_not_committed_is_not_the_blocks() {
-        let (large, source) = (large(1), Scarce(AtomicUsize::new(1)));
+        let (large, source) = (large(1), Scarce(AtomicUsize::new(1), AtomicBool::new(true)));
         let block = large.allocate_to_grow(&source, MIB).expect("memory");
         assert!(!resized(&large, &source, block, 2 * MIB));
         assert_eq!((large.kept().in_use, large.kept().warm), (MIB, 0));
@@ -281,5 +342,90 @@ mod tests {
         assert!(resized(&large, &source, block, 2 * MIB), "what came back is committed");
         large.release(&source, block);
         large.close(&source);
+    }
+
+    #[test]
+    fn what_is_kept_goes_to_make_room_for_one_that_grows() {
+        let (large, source) = (large(1), Scarce(AtomicUsize::new(2), AtomicBool::new(true)));
+        let block = large.allocate_to_grow(&source, MIB).expect("memory");
+        let kept = large.allocate(&source, MIB / 2, false).expect("memory");
+        // SAFETY: both are live. The other one lies right behind the block.
+        assert_eq!(kept, unsafe { block.add(MIB) });
+        large.release(&source, kept);
+        // The first commit is refused, since what is kept is only a part of it; then that was given back.
+        let refused_once = Refusing(AtomicUsize::new(1));
+        assert!(resized(&large, &refused_once, block, 2 * MIB));
+        assert_eq!((large.kept().in_use, large.kept().warm), (2 * MIB, 0));
+        large.release(&source, block);
+        large.close(&source);
+    }
+
+    /// Refuses so many commits.
+    #[derive(Debug)]
+    struct Refusing(AtomicUsize);
+
+    // SAFETY: what it does is PrivatePages'.
+    unsafe impl Pages for Refusing {
+        fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
+            PrivatePages.map(size_bytes, align)
+        }
+
+        unsafe fn commit(&self, _start: NonNull<u8>, _size_bytes: usize) -> bool {
+            self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_err()
+        }
+
+        unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
+            // SAFETY: this function's contract is the same.
+            unsafe { PrivatePages.unmap(start, size_bytes) }
+        }
+
+        unsafe fn discard(&self, start: NonNull<u8>, size_bytes: usize) -> bool {
+            // SAFETY: this function's contract is the same.
+            unsafe { PrivatePages.discard(start, size_bytes) }
+        }
+    }
+
+    #[test]
+    fn what_is_neither_committed_nor_discarded_is_committed_before_it_serves() {
+        let (large, source) = (large(1), Scarce(AtomicUsize::new(2), AtomicBool::new(false)));
+        let live = large.allocate(&source, MIB, false).expect("memory");
+        let kept = large.allocate(&source, MIB, false).expect("memory");
+        large.release(&source, kept);
+        assert_eq!(large.allocate(&source, 2 * MIB, false), None);
+        assert_eq!((large.kept().in_use, large.kept().warm), (MIB, MIB), "only what was committed before");
+        let again = large.allocate(&source, MIB, false).expect("it is committed");
+        assert_eq!(large.allocate(&source, MIB, false), None, "this is not");
+        [again, live].into_iter().for_each(|block| large.release(&source, block));
+        large.close(&source);
+    }
+
+    /// Discards nothing: it panics.
+    #[derive(Debug)]
+    struct Bad;
+
+    // SAFETY: what it does is PrivatePages'.
+    unsafe impl Pages for Bad {
+        fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
+            PrivatePages.map(size_bytes, align)
+        }
+
+        unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
+            // SAFETY: this function's contract is the same.
+            unsafe { PrivatePages.unmap(start, size_bytes) }
+        }
+
+        unsafe fn discard(&self, _start: NonNull<u8>, _size_bytes: usize) -> bool {
+            panic!("the source")
+        }
+    }
+
+    #[test]
+    fn a_block_has_shrunk_although_the_source_panicked_at_what_came_back() {
+        let options = PoolOptions { warm_bytes: 0, ..PoolOptions::default() };
+        let large = Large::new(1, Retention::new(options));
+        let block = large.allocate(&Bad, 8 * MIB, false).expect("memory");
+        assert!(resized(&large, &Bad, block, MIB), "the caller knows how long it is");
+        assert_eq!(large.kept().in_use, MIB);
+        std::mem::forget(large); // whose memory cannot go back
     }
 }

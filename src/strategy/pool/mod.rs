@@ -8,8 +8,8 @@
 //! ```
 //! `classes` has the sizes, `region` and `span` the record of each block, `heap` the pages, `central` the central free
 //! lists of the classes, `cache` the threads' caches (`local`: the running thread's; `idle`: those of others), `large`,
-//! `extents` and `growing` the large blocks, `bits` runs of pages as bits, `inner` all of that for one pool. `sized` and
-//! `resize` are operations on blocks. `decay` returns unused memory to the system when no thread uses the pool. All
+//! `extents` and `growing` the large blocks, `bits` runs of pages as bits, `inner` all of that for one pool. `sized`
+//! and `resize` are operations on blocks. `decay` returns unused memory to the system when no thread uses the pool. All
 //! locks are held across `fork`.
 
 mod arena;

@@ -250,3 +250,36 @@ def test_such_a_context_is_counted_without_the_gil_too():
                 thread.join()
         assert seen == [True] * 20, seen
     """)
+
+
+@needs_library
+@pytest.mark.parametrize(
+    "what", ["bytearray(30 * MiB)", "[None] * (30 * MiB // 8)", "[n for n in range(MiB)]", "grown()"]
+)
+def test_a_refused_block_of_any_kind_has_reclaimers_asked(what):
+    """As a refused array does: they help the next allocation."""
+    check(f"""
+        def grown():
+            block = bytearray(MiB)
+            block.extend(bytes(29 * MiB))
+            return block
+
+        budget, cache, asked = ctxalloc.Budget(100 * MiB, name="tenant"), [], []
+        with ctxalloc.request(whole=True, budget=budget, root=True):
+            cache.extend(bytearray(MiB) for _ in range(90))
+
+        def reclaim(missing_bytes):
+            asked.append(missing_bytes)
+            cache.clear()
+
+        reclaimer = budget.add_reclaimer(reclaim)
+        for refused in range(200):
+            try:
+                with ctxalloc.request(whole=True, budget=budget, root=True):
+                    {what}
+                break
+            except ctxalloc.BudgetExceeded:
+                time.sleep(0.02)
+        assert 0 < refused < 199, refused
+        assert asked and 0 < asked[0] <= 40 * MiB, asked
+    """)

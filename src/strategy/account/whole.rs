@@ -64,40 +64,51 @@ impl Chain {
             self.take_with_parts(weight, first);
             return true;
         }
-        self.with_accounts(|| {
+        let refused_at = self.with_accounts(|| {
             if let Some(at) = self.refusing(weight.bytes, weight.bytes, false) {
                 self.note(self.refuse(at, weight.bytes, false));
-                return false;
+                return Some(at);
             }
             self.take_with_parts(weight, first);
-            true
-        })
+            None
+        });
+        refused_at.inspect(|&at| self.miss(at, weight.bytes)).is_none()
     }
 
     /// Charges a block whatever the limits say: the overdraft is on the accounts. `is_granted`: the request is told.
     pub(crate) fn take_whole_anyway(&self, weight: Weight, is_granted: bool, first: impl FnOnce()) {
-        self.with_accounts(|| {
-            if is_granted {
-                self.note_overdraft(weight.bytes);
-            }
+        let beyond = self.with_accounts(|| {
+            let beyond = if is_granted { self.note_overdraft(weight.bytes) } else { None };
             self.take_with_parts(weight, first);
+            beyond
         });
+        self.miss_beyond(beyond);
+    }
+
+    /// Has reclaimers asked for what was granted beyond the limit of the account at this position.
+    fn miss_beyond(&self, at: Option<usize>) {
+        if let Some(at) = at {
+            self.miss(at, 0); // which it has already
+        }
     }
 
     /// The same for an array.
     pub(crate) fn take_array_anyway(&self, bytes: usize, first: impl FnOnce()) {
-        self.with_accounts(|| {
-            self.note_overdraft(bytes);
+        let beyond = self.with_accounts(|| {
+            let beyond = self.note_overdraft(bytes);
             self.take_each(bytes, 1);
             self.add_own(first);
+            beyond
         });
+        self.miss_beyond(beyond);
     }
 
-    /// Notes that so many bytes are about to be given, though perhaps an account has no room. Under the locks.
-    fn note_overdraft(&self, bytes: usize) {
-        let Some(parts) = &self.whole else { return };
+    /// Notes that so many bytes are about to be given, though perhaps an account has no room: which one. Under the
+    /// locks.
+    fn note_overdraft(&self, bytes: usize) -> Option<usize> {
+        let parts = self.whole.as_ref()?;
         // Room may have come since they were refused: then nothing is overdrawn.
-        let Some(at) = self.refusing(bytes, usize::MAX, false) else { return };
+        let at = self.refusing(bytes, usize::MAX, false)?;
         let account = &self.accounts()[at];
         parts.granted(&Refused {
             at,
@@ -107,15 +118,17 @@ impl Chain {
             requested_bytes: bytes,
             is_chosen: account.take_mark(),
         });
+        Some(at)
     }
 
     /// Changes what a block weighs; false if a limit has no room, which is remembered.
     pub(crate) fn reweigh(&self, old: Weight, new: Weight, force: Option<Force>) -> bool {
         let growth = new.bytes.saturating_sub(old.bytes);
         let done = self.with_accounts(|| {
+            let mut beyond = None;
             if growth > 0 {
                 match force {
-                    Some(Force::Grant) => self.note_overdraft(growth),
+                    Some(Force::Grant) => beyond = self.note_overdraft(growth),
                     Some(Force::Undo) => {}
                     None => self.check(growth, usize::MAX, false)?,
                 }
@@ -127,17 +140,19 @@ impl Chain {
             let is_wanted = old.bytes > new.bytes && self.give_back_each(old.bytes - new.bytes, 0);
             self.change_parts(old, false);
             self.change_parts(new, true);
-            Ok(is_wanted)
+            Ok((is_wanted, beyond))
         });
         match done {
-            Ok(is_wanted) => {
+            Ok((is_wanted, beyond)) => {
                 if is_wanted {
                     room_came();
                 }
+                self.miss_beyond(beyond);
                 true
             }
             Err(refused) => {
                 self.remember(refused);
+                self.miss(refused.at, growth);
                 false
             }
         }
@@ -169,8 +184,9 @@ impl Chain {
             from.note_peaks();
             floors.extend(from.accounts().iter().map(|account| account.floor_bytes.load(RELAXED)));
             let is_wanted = from.give_back_each(old.bytes, 0);
+            let mut beyond = None;
             match force {
-                Some(Force::Grant) => self.note_overdraft(new.bytes),
+                Some(Force::Grant) => beyond = self.note_overdraft(new.bytes),
                 Some(Force::Undo) => {}
                 None => {
                     if let Some(at) = self.refusing(new.bytes, usize::MAX, false) {
@@ -178,8 +194,9 @@ impl Chain {
                         let each = from.accounts().iter().zip(&floors);
                         each.for_each(|(account, &floor)| account.floor_bytes.store(floor, RELAXED));
                         let was_there = if from.reaches(&self.accounts()[at]) { old.bytes } else { 0 };
-                        self.note(self.refuse(at, new.bytes.saturating_sub(was_there), false));
-                        return None;
+                        let missing = new.bytes.saturating_sub(was_there);
+                        self.note(self.refuse(at, missing, false));
+                        return Err((at, missing));
                     }
                 }
             }
@@ -189,12 +206,19 @@ impl Chain {
             for account in self.accounts().iter().filter(|account| from.reaches(account)) {
                 account.made_less(old.bytes.min(new.bytes));
             }
-            Some((is_wanted, from.remove_own()))
+            Ok((is_wanted, beyond, from.remove_own()))
         });
-        let (is_wanted, is_last) = taken?;
+        let (is_wanted, beyond, is_last) = match taken {
+            Ok(taken) => taken,
+            Err((at, missing)) => {
+                self.miss(at, missing);
+                return None;
+            }
+        };
         if is_wanted {
             room_came();
         }
+        self.miss_beyond(beyond);
         Some(is_last)
     }
 

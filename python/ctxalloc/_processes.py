@@ -35,7 +35,9 @@ def process_initializer(
     tasks made it; what does not fit is a MemoryError in the task, and the process goes on. ``strict``, ``name``: as in
     ``ctxalloc.request``. ``handler``: instead of a request, the name of a handler. ``whole``: count and limit native
     memory and Python objects too; a process that was not started with the library for it (docs/whole.md) fails with a
-    RuntimeError that says so, and its pool is broken.
+    RuntimeError that says so, and its pool is broken. A result whose pickle does not fit is a MemoryError of the task
+    in an executor; ``multiprocessing.Pool`` makes its ``repr`` then, which does not fit either: that ends the worker,
+    and ``get()`` waits for ever.
 
     What the main thread's tasks make, that is, and threads that carry its context; a ``threading.Thread`` of a task
     carries none, and has neither limit nor handler, unless its target is ``ctxalloc.wrap(...)``.

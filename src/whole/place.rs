@@ -222,10 +222,12 @@ impl Places {
             }
             let moved = if record.size_bytes < old.size_bytes || whole < ROOM_FROM {
                 pool.resize(start, whole)
-            } else if whole <= room || pool.resize_in_place(start, whole) {
+            } else if whole <= room {
                 Some(start)
             } else if whole < MOVED_BY_PARTS_FROM {
                 pool.resize(start, whole + more_for(whole)).or_else(|| pool.resize(start, whole))
+            } else if pool.resize_in_place(start, whole) {
+                Some(start)
             } else {
                 pool.allocate_to_grow(whole).inspect(|&larger| {
                     move_by_parts(start, larger, old.size_bytes + offset);

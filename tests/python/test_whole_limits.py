@@ -264,22 +264,26 @@ def test_a_refused_block_of_any_kind_has_reclaimers_asked(what):
             block.extend(bytes(29 * MiB))
             return block
 
-        budget, cache, asked = ctxalloc.Budget(100 * MiB, name="tenant"), [], []
+        budget, cache, asked, is_clear = ctxalloc.Budget(100 * MiB, name="tenant"), [], [], threading.Event()
         with ctxalloc.request(whole=True, budget=budget, root=True):
             cache.extend(bytearray(MiB) for _ in range(90))
 
         def reclaim(missing_bytes):
             asked.append(missing_bytes)
             cache.clear()
+            is_clear.set()
+
+        def attempt():
+            with ctxalloc.request(whole=True, budget=budget, root=True):
+                {what}
 
         reclaimer = budget.add_reclaimer(reclaim)
-        for refused in range(200):
-            try:
-                with ctxalloc.request(whole=True, budget=budget, root=True):
-                    {what}
-                break
-            except ctxalloc.BudgetExceeded:
-                time.sleep(0.02)
-        assert 0 < refused < 199, refused
-        assert asked and 0 < asked[0] <= 40 * MiB, asked
+        try:
+            attempt()
+        except ctxalloc.BudgetExceeded:
+            assert is_clear.wait(60), "nobody was asked"
+        else:
+            raise AssertionError("it was not refused")
+        attempt()
+        assert 0 < asked[0] <= 40 * MiB, asked
     """)

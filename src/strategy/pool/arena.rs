@@ -8,6 +8,7 @@
 
 use super::decay::{self, Keeper, Noted, Registration};
 use super::geometry::PAGE;
+use super::large::Taking;
 use super::region::{self, Region};
 use super::span::{Span, Spans};
 use super::turn::in_turn;
@@ -149,17 +150,11 @@ impl<P: Pages> Arena<P> {
         })
     }
 
-    fn allocate_large(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
-        self.counted(self.inner.pool.inner.allocate_large(size_bytes, zeroed)?)
-    }
-
-    fn allocate_to_grow(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-        self.counted(self.inner.pool.allocate_to_grow(size_bytes)?)
-    }
-
-    fn counted(&self, large: NonNull<u8>) -> Option<NonNull<u8>> {
+    fn allocate_large(&self, size_bytes: usize, taking: Taking) -> Option<NonNull<u8>> {
+        let pool = &*self.inner.pool.inner;
+        let block = pool.allocate_large(size_bytes, taking)?;
         self.inner.state.with(|state| state.live_blocks += 1);
-        Some(large)
+        Some(block)
     }
 
     /// Takes a small block back, and gives its span back to the pool if it is not needed.
@@ -386,13 +381,13 @@ unsafe impl<P: Pages> Strategy for Arena<P> {
         if size_bytes <= classes::MAX {
             self.allocate_small(size_bytes)
         } else {
-            self.allocate_large(size_bytes, false)
+            self.allocate_large(size_bytes, Taking::AsItIs)
         }
     }
 
     fn allocate_zeroed(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         if size_bytes > classes::MAX {
-            return self.allocate_large(size_bytes, true);
+            return self.allocate_large(size_bytes, Taking::Zeroed);
         }
         let block = self.allocate_small(size_bytes)?;
         // SAFETY: the block was just made with at least `size_bytes` bytes of the heap's source, and nobody else has
@@ -404,7 +399,9 @@ unsafe impl<P: Pages> Strategy for Arena<P> {
         // SAFETY: the block is live and from this arena, whose memory is the source's (this function's contract).
         unsafe {
             let pool = &*self.inner.pool.inner;
-            super::resize::resize_by(self, pool, block, new_size_bytes, |bytes| self.allocate_to_grow(bytes))
+            super::resize::resize_by(self, pool, block, new_size_bytes, |bytes| {
+                self.allocate_large(bytes, Taking::ToGrow)
+            })
         }
     }
 

@@ -85,7 +85,7 @@ impl Extents {
     /// Takes `pages` from the shortest free run that has as many. They may be dirty: call [`clean`](Self::clean).
     pub(super) fn take(&mut self, pages: usize) -> Option<Run> {
         let &(length, first) = self.by_length.range((pages, 0)..).next()?;
-        Some(self.cut(Run { first, pages: length }, pages))
+        Some(self.take_at(Run { first, pages: length }, first, pages))
     }
 
     pub(super) fn longest(&self) -> Option<Run> {
@@ -94,13 +94,15 @@ impl Extents {
 
     /// Takes the `pages` of a free run that begin at `first`.
     pub(super) fn take_at(&mut self, free: Run, first: usize, pages: usize) -> Run {
-        let before = first - free.first;
         self.remove(free);
-        if before > 0 {
-            self.insert(Run { first: free.first, pages: before });
+        let (end, free_end) = (first + pages, free.first + free.pages);
+        if first > free.first {
+            self.insert(Run { first: free.first, pages: first - free.first });
         }
-        self.insert(Run { first, pages: free.pages - before });
-        self.cut(Run { first, pages: free.pages - before }, pages)
+        if free_end > end {
+            self.insert(Run { first: end, pages: free_end - end });
+        }
+        Run { first, pages }
     }
 
     pub(super) fn grain_pages(&self) -> usize {
@@ -111,16 +113,7 @@ impl Extents {
     pub(super) fn take_behind(&mut self, run: Run, pages: usize) -> Option<Run> {
         let first = run.first + run.pages;
         let &length = self.free.get(&first).filter(|length| **length >= pages && !self.chunks.contains_key(&first))?;
-        Some(self.cut(Run { first, pages: length }, pages))
-    }
-
-    /// Takes the first `pages` of a free run.
-    fn cut(&mut self, free: Run, pages: usize) -> Run {
-        self.remove(free);
-        if free.pages > pages {
-            self.insert(Run { first: free.first + pages, pages: free.pages - pages });
-        }
-        Run { first: free.first, pages }
+        Some(self.take_at(Run { first, pages: length }, first, pages))
     }
 
     /// Maps a chunk of at least `pages`; false if the source refuses.

@@ -6,7 +6,7 @@ use super::central::Central;
 use super::decay::{self, Keeper, Noted, PoolBytes, Registration};
 use super::geometry::PAGE;
 use super::heap::PageHeap;
-use super::large::Large;
+use super::large::{Large, Taking};
 use super::options::{PoolOptions, Retention};
 use super::region::Region;
 use super::span::Span;
@@ -62,22 +62,12 @@ impl<P: Pages> Inner<P> {
         })
     }
 
-    pub(super) fn allocate_large(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
+    pub(super) fn allocate_large(&self, size_bytes: usize, taking: Taking) -> Option<NonNull<u8>> {
         match &self.huge {
             Some(huge) if size_bytes.div_ceil(PAGE) >= HUGE_PAGES => {
-                huge.blocks.allocate(&*huge.source, size_bytes, zeroed)
+                huge.blocks.allocate(&*huge.source, size_bytes, taking)
             }
-            _ => self.large.allocate(&self.heap.source, size_bytes, zeroed),
-        }
-    }
-
-    /// A large block in place of one that grows and has to move.
-    pub(super) fn allocate_to_grow(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-        match &self.huge {
-            Some(huge) if size_bytes.div_ceil(PAGE) >= HUGE_PAGES => {
-                huge.blocks.allocate_to_grow(&*huge.source, size_bytes)
-            }
-            _ => self.large.allocate_to_grow(&self.heap.source, size_bytes),
+            _ => self.large.allocate(&self.heap.source, size_bytes, taking),
         }
     }
 

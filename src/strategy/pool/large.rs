@@ -10,6 +10,8 @@
 
 mod refused;
 mod resize;
+#[cfg(test)]
+mod told;
 
 use super::classes;
 use super::clock::now;
@@ -64,11 +66,12 @@ struct Store {
 }
 
 /// How a block is taken.
-#[derive(Debug, Clone, Copy)]
-struct Taking {
-    zeroed: bool,
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Taking {
+    AsItIs,
+    Zeroed,
     /// It grew, and is to grow further where it will lie.
-    with_room: bool,
+    ToGrow,
 }
 
 /// A block that came back and is kept as it is.
@@ -105,16 +108,14 @@ impl Large {
         &self,
         source: &P,
         size_bytes: usize,
-        zeroed: bool,
+        taking: Taking,
     ) -> Option<NonNull<u8>> {
         debug_assert!(size_bytes > classes::MAX);
-        if !zeroed && let Some(block) = self.take_recent(size_bytes) {
+        if taking == Taking::AsItIs
+            && let Some(block) = self.take_recent(size_bytes)
+        {
             return Some(block);
         }
-        self.allocate_by(source, size_bytes, Taking { zeroed, with_room: false })
-    }
-
-    fn allocate_by<P: Pages + ?Sized>(&self, source: &P, size_bytes: usize, taking: Taking) -> Option<NonNull<u8>> {
         let _unattributed = unattributed();
         if size_bytes.div_ceil(PAGE) > MAX_PAGES {
             return None;
@@ -138,14 +139,14 @@ impl Large {
     }
 
     fn try_allocate<P: Pages + ?Sized>(&self, source: &P, pages: usize, taking: Taking) -> Option<NonNull<u8>> {
-        let Taking { zeroed, with_room } = taking;
+        let zeroed = taking == Taking::Zeroed;
         let (block, run, dirty, is_fit) = self.store.with(|store| {
-            // Where it need not be zero, `allocate` has looked.
+            // Where it may be as it is, `allocate` has looked.
             if zeroed && let Some(Recent { block, run, .. }) = store.take_recent(pages) {
                 store.lend(run);
                 return Some((block, run, vec![run], true));
             }
-            let roomy = if with_room { store.take_with_room(source, pages) } else { None };
+            let roomy = if taking == Taking::ToGrow { store.take_with_room(source, pages) } else { None };
             let run = roomy.or_else(|| store.take(source, pages))?;
             let block = store.extents.place(run);
             store.extents.record(run).assign_large(block.addr().get(), pages);
@@ -332,14 +333,15 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use super::{Large, PAGE, Run};
-    use crate::source::{Pages, PrivatePages};
+    use super::told::{Discards, Told};
+    use super::{Large, PAGE, Run, Taking};
+    use crate::source::PrivatePages;
     use crate::strategy::PoolOptions;
     use crate::strategy::pool::options::Retention;
     use std::collections::VecDeque;
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::ptr::NonNull;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::Ordering;
     use std::time::Duration;
 
     const MOMENT: Duration = Duration::from_millis(1250);
@@ -347,7 +349,7 @@ mod tests {
     /// Takes so many blocks of 1 MiB and lets them go at this time.
     fn burst(large: &Large, count: usize, now: Duration) {
         let blocks: Vec<_> =
-            (0..count).map(|_| large.allocate(&PrivatePages, 1 << 20, false).expect("memory")).collect();
+            (0..count).map(|_| large.allocate(&PrivatePages, 1 << 20, Taking::AsItIs).expect("memory")).collect();
         for block in blocks {
             let run = Run { first: block.addr().get() / PAGE, pages: (1 << 20) / PAGE };
             large.release_at(&PrivatePages, block, run, now);
@@ -371,7 +373,7 @@ mod tests {
             let (large, start) = large_that_keeps(warm_bytes);
             // Whole huge pages, so that all of them can go back.
             let blocks: Vec<_> =
-                (0..20).map(|_| large.allocate(&PrivatePages, 4 << 20, false).expect("memory")).collect();
+                (0..20).map(|_| large.allocate(&PrivatePages, 4 << 20, Taking::AsItIs).expect("memory")).collect();
             for block in blocks {
                 let run = Run { first: block.addr().get() / PAGE, pages: (4 << 20) / PAGE };
                 large.release_at(&PrivatePages, block, run, start);
@@ -398,35 +400,12 @@ mod tests {
         large.close(&PrivatePages);
     }
 
-    /// Counts what is given back to the system.
-    #[derive(Debug, Default)]
-    struct Counting(AtomicUsize);
-
-    // SAFETY: what it does is PrivatePages'.
-    unsafe impl Pages for Counting {
-        fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
-            PrivatePages.map(size_bytes, align)
-        }
-
-        unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
-            self.0.fetch_add(size_bytes, Ordering::Relaxed);
-            // SAFETY: this function's contract is the same.
-            unsafe { PrivatePages.unmap(start, size_bytes) }
-        }
-
-        unsafe fn discard(&self, start: NonNull<u8>, size_bytes: usize) -> bool {
-            self.0.fetch_add(size_bytes, Ordering::Relaxed);
-            // SAFETY: this function's contract is the same.
-            unsafe { PrivatePages.discard(start, size_bytes) }
-        }
-    }
-
     /// As a description of a column takes and lets go of its temporary arrays.
     #[test]
     #[cfg_attr(miri, ignore = "many large blocks take minutes under Miri")]
     fn a_request_that_comes_again_gives_nothing_back_meanwhile() {
         let (large, start) = large();
-        let source = Counting::default();
+        let source = Told::default();
         let mut given_back_before = 0;
         for request in 0..40 {
             let now = start + Duration::from_millis(4 * request);
@@ -437,51 +416,32 @@ mod tests {
             };
             for number in 0..60_usize {
                 let bytes = (300 << 10) + (number * number * 7919) % (3 << 20);
-                alive.push_back((large.allocate(&source, bytes, false).expect("memory"), bytes));
+                alive.push_back((large.allocate(&source, bytes, Taking::AsItIs).expect("memory"), bytes));
                 let keeps = if number == 20 { 12 } else { 2 };
                 let surplus = alive.len().saturating_sub(keeps);
                 alive.drain(..surplus).for_each(let_go);
             }
             alive.into_iter().for_each(let_go);
             if request == 10 {
-                given_back_before = source.0.load(Ordering::Relaxed);
+                given_back_before = source.given_back_bytes.load(Ordering::Relaxed);
             }
         }
-        assert_eq!(source.0.load(Ordering::Relaxed), given_back_before);
+        assert_eq!(source.given_back_bytes.load(Ordering::Relaxed), given_back_before);
         large.close(&source);
-    }
-
-    /// Empties nothing: it panics.
-    #[derive(Debug)]
-    struct Bad;
-
-    // SAFETY: what it does is PrivatePages'.
-    unsafe impl Pages for Bad {
-        fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
-            PrivatePages.map(size_bytes, align)
-        }
-
-        unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
-            // SAFETY: this function's contract is the same.
-            unsafe { PrivatePages.unmap(start, size_bytes) }
-        }
-
-        unsafe fn discard(&self, _start: NonNull<u8>, _size_bytes: usize) -> bool {
-            panic!("the source")
-        }
     }
 
     #[test]
     fn a_block_is_back_although_the_source_panicked_at_what_was_old() {
         let (large, start) = large();
-        let [first, second] = [(); 2].map(|()| large.allocate(&Bad, 1 << 20, false).expect("memory"));
+        let bad = Told { discards: Discards::Panics, ..Told::default() };
+        let [first, second] = [(); 2].map(|()| large.allocate(&bad, 1 << 20, Taking::AsItIs).expect("memory"));
         let run = |block: NonNull<u8>| Run { first: block.addr().get() / PAGE, pages: (1 << 20) / PAGE };
-        large.release_at(&Bad, first, run(first), start);
+        large.release_at(&bad, first, run(first), start);
         let late = start + MOMENT * 20;
-        let release = || large.release_at(&Bad, second, run(second), late);
+        let release = || large.release_at(&bad, second, run(second), late);
         assert!(catch_unwind(AssertUnwindSafe(release)).is_err());
         assert_eq!(large.kept().in_use, 0);
-        large.close(&Bad);
+        large.close(&bad);
     }
 
     #[test]

@@ -53,6 +53,7 @@ pub use decay::PoolBytes;
 pub(super) use decay::{Keeper, Registration, look, register};
 pub(crate) use decay::{flush_recordings, pool_bytes, pool_resident_bytes};
 use inner::Inner;
+use large::Taking;
 #[cfg(any(ctxalloc_whole, feature = "cuda"))]
 pub(crate) use resize::room_bytes;
 #[cfg(feature = "cuda")]
@@ -126,8 +127,7 @@ impl<P: Pages> Pool<P> {
 
     /// A large block in place of one that grows and has to move: it is placed so that it can grow further.
     pub(crate) fn allocate_to_grow(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-        debug_assert!(size_bytes > classes::MAX);
-        self.inner.allocate_to_grow(size_bytes)
+        self.inner.allocate_large(size_bytes, Taking::ToGrow)
     }
 
     #[cold]
@@ -210,12 +210,12 @@ unsafe impl<P: Pages> Strategy for Pool<P> {
         if size_bytes <= classes::MAX {
             return self.allocate_small(size_bytes);
         }
-        self.inner.allocate_large(size_bytes, false)
+        self.inner.allocate_large(size_bytes, Taking::AsItIs)
     }
 
     fn allocate_zeroed(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         if size_bytes > classes::MAX {
-            return self.inner.allocate_large(size_bytes, true);
+            return self.inner.allocate_large(size_bytes, Taking::Zeroed);
         }
         let block = self.allocate_small(size_bytes)?;
         // SAFETY: the block was just made with at least `size_bytes` bytes of the heap's source, and nobody else has

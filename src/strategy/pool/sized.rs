@@ -41,6 +41,12 @@ impl<P: Pages> Pool<P> {
     #[inline]
     pub(crate) fn allocate_sized(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
         let block = if zeroed { self.allocate_zeroed(size_bytes) } else { self.allocate(size_bytes) }?;
+        self.noted(block, size_bytes)
+    }
+
+    /// A new block with a note of its requested size. Without memory for that it is released.
+    #[inline]
+    fn noted(&self, block: NonNull<u8>, size_bytes: usize) -> Option<NonNull<u8>> {
         let address = block.addr().get();
         // SAFETY: the block was just made, so its region is in the map.
         let region = unsafe { region::find(address) };
@@ -48,18 +54,9 @@ impl<P: Pages> Pool<P> {
         if if is_small { region.note_small(address, size_bytes) } else { region.note_requested(address, size_bytes) } {
             return Some(block);
         }
-        // SAFETY: made above from this pool, and nobody else has it.
+        // SAFETY: the callers have just made it from this pool, and nobody else has it.
         unsafe { self.release(block) };
         None
-    }
-
-    /// [`allocate_to_grow`](Self::allocate_to_grow) that notes the requested size.
-    fn allocate_to_grow_sized(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-        let block = self.allocate_to_grow(size_bytes)?;
-        // SAFETY: the block was just made, so its region is in the map.
-        let region = unsafe { region::find(block.addr().get()) };
-        region.note_requested(block.addr().get(), size_bytes); // which cannot fail for a large one
-        Some(block)
     }
 
     /// [`release`](Strategy::release) that returns the noted size.
@@ -99,7 +96,7 @@ impl<P: Pages> Pool<P> {
         let old_size_bytes = unsafe { Pool::requested_bytes(block) };
         let grows = new_size_bytes > old_size_bytes && new_size_bytes > classes::MAX;
         let moved = if grows {
-            self.allocate_to_grow_sized(new_size_bytes)
+            self.allocate_to_grow(new_size_bytes).and_then(|block| self.noted(block, new_size_bytes))
         } else {
             self.allocate_sized(new_size_bytes, false)
         }?;

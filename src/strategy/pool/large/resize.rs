@@ -3,7 +3,7 @@
 //! What a block grows by is taken right behind it, where that is free, and what it shrinks by is given back. One that
 //! has to move to grow will probably grow again, so it goes where much room is behind it.
 
-use super::{Large, MAX_PAGES, Store, Taking};
+use super::{Large, MAX_PAGES, Store};
 use crate::source::Pages;
 use crate::strategy::pool::clock::now;
 use crate::strategy::pool::extents::Run;
@@ -85,7 +85,10 @@ impl Large {
         if !is_fit && !unsafe { source.commit(place, more.bytes()) } {
             // SAFETY: the same pages; nobody needs their contents.
             let emptied = unsafe { source.discard(place, more.bytes()) };
-            self.store.with(|store| store.take_back_uncommitted(more, emptied, &dirty));
+            self.store.with(|store| {
+                store.growing.goes_on(more.first + more.pages, more.first);
+                store.take_back_uncommitted(more, emptied, &dirty);
+            });
             return Growth::Refused(emptied && !dirty.is_empty());
         }
         record.assign_large(block.addr().get(), pages);
@@ -103,15 +106,6 @@ impl Large {
         });
         // A panic of the source would tell the caller that the block is as it was.
         survived(|| self.release_at(source, place, rest, now()));
-    }
-
-    /// A block in place of one that grows. It is placed so that it can grow further.
-    pub(in super::super) fn allocate_to_grow<P: Pages + ?Sized>(
-        &self,
-        source: &P,
-        size_bytes: usize,
-    ) -> Option<NonNull<u8>> {
-        self.allocate_by(source, size_bytes, Taking { zeroed: false, with_room: true })
     }
 }
 
@@ -142,13 +136,15 @@ impl Store {
 
 #[cfg(test)]
 mod tests {
-    use super::{Large, PAGE};
+    use super::super::told::{Discards, Told};
+    use super::super::{Large, Taking};
+    use super::PAGE;
     use crate::source::{Pages, PrivatePages};
     use crate::strategy::PoolOptions;
     use crate::strategy::pool::options::Retention;
     use crate::strategy::pool::region;
     use std::ptr::NonNull;
-    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+    use std::sync::atomic::Ordering;
     use std::time::Duration;
 
     const MIB: usize = 1 << 20;
@@ -167,7 +163,7 @@ mod tests {
     #[test]
     fn a_block_grows_where_it_is_and_what_it_shrinks_by_comes_back() {
         let large = large(1);
-        let block = large.allocate_to_grow(&PrivatePages, MIB).expect("memory");
+        let block = large.allocate(&PrivatePages, MIB, Taking::ToGrow).expect("memory");
         let mut size_bytes = MIB;
         for grown in [2 * MIB, 3 * MIB, 4 * MIB] {
             // SAFETY: the block has so many bytes, and nobody else has it.
@@ -182,7 +178,7 @@ mod tests {
         assert_eq!((large.kept().in_use, large.kept().warm), (MIB, 3 * MIB));
         assert!(resized(&large, &PrivatePages, block, MIB - MIB / 16), "too little to give back");
         assert_eq!(large.kept().in_use, MIB);
-        let rest = large.allocate(&PrivatePages, 3 * MIB, false).expect("memory");
+        let rest = large.allocate(&PrivatePages, 3 * MIB, Taking::AsItIs).expect("memory");
         // SAFETY: inside of what was one block of 4 MiB.
         assert_eq!(rest, unsafe { block.add(MIB) }, "what it shrank by serves the next block");
         assert!(!resized(&large, &PrivatePages, block, MIB + 1), "which is not taken from it");
@@ -200,7 +196,7 @@ mod tests {
     #[test]
     fn blocks_of_huge_pages_stay_multiples_of_them() {
         let large = large(32);
-        let block = large.allocate(&PrivatePages, 3 * MIB, false).expect("memory");
+        let block = large.allocate(&PrivatePages, 3 * MIB, Taking::AsItIs).expect("memory");
         assert_eq!(large.kept().in_use, 4 * MIB);
         assert!(resized(&large, &PrivatePages, block, 4 * MIB));
         assert!(resized(&large, &PrivatePages, block, MIB));
@@ -217,7 +213,7 @@ mod tests {
     fn blocks_that_grow_together_move_seldom() {
         const END: usize = if cfg!(miri) { 2 * MIB } else { 64 * MIB };
         let large = large(1);
-        let mut blocks = [(); 4].map(|()| large.allocate(&PrivatePages, MIB, false).expect("memory"));
+        let mut blocks = [(); 4].map(|()| large.allocate(&PrivatePages, MIB, Taking::AsItIs).expect("memory"));
         let (mut size_bytes, mut moves, mut steps) = (MIB, 0, 0);
         while size_bytes < END {
             size_bytes += size_bytes / 10;
@@ -225,7 +221,7 @@ mod tests {
                 steps += 1;
                 if !resized(&large, &PrivatePages, *block, size_bytes) {
                     moves += 1;
-                    let moved = large.allocate_to_grow(&PrivatePages, size_bytes).expect("memory");
+                    let moved = large.allocate(&PrivatePages, size_bytes, Taking::ToGrow).expect("memory");
                     large.release(&PrivatePages, std::mem::replace(block, moved));
                 }
             }
@@ -238,7 +234,7 @@ mod tests {
     #[test]
     fn a_block_larger_than_any_stays_as_it_is() {
         let large = large(1);
-        let block = large.allocate(&PrivatePages, MIB, false).expect("memory");
+        let block = large.allocate(&PrivatePages, MIB, Taking::AsItIs).expect("memory");
         for size_bytes in [1 << 47, isize::MAX as usize, usize::MAX] {
             assert!(!resized(&large, &PrivatePages, block, size_bytes));
             assert_eq!(large.kept().in_use, MIB);
@@ -247,71 +243,20 @@ mod tests {
         large.close(&PrivatePages);
     }
 
-    /// Commits so many times, and discards if it is told to.
-    #[derive(Debug)]
-    struct Scarce(AtomicUsize, AtomicBool);
-
-    // SAFETY: what it does is PrivatePages'.
-    unsafe impl Pages for Scarce {
-        fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
-            PrivatePages.map(size_bytes, align)
-        }
-
-        unsafe fn commit(&self, _start: NonNull<u8>, _size_bytes: usize) -> bool {
-            self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok()
-        }
-
-        fn maps_lazily(&self) -> bool {
-            true
-        }
-
-        unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
-            // SAFETY: this function's contract is the same.
-            unsafe { PrivatePages.unmap(start, size_bytes) }
-        }
-
-        unsafe fn discard(&self, start: NonNull<u8>, size_bytes: usize) -> bool {
-            // SAFETY: this function's contract is the same.
-            self.1.load(Ordering::Relaxed) && unsafe { PrivatePages.discard(start, size_bytes) }
-        }
-    }
-
-    /// Maps memory: room behind a block would be taken from others.
-    #[derive(Debug, Default)]
-    struct Eager(AtomicUsize);
-
-    // SAFETY: what it does is PrivatePages'.
-    unsafe impl Pages for Eager {
-        fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
-            self.0.fetch_add(size_bytes, Ordering::Relaxed);
-            PrivatePages.map(size_bytes, align)
-        }
-
-        unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
-            // SAFETY: this function's contract is the same.
-            unsafe { PrivatePages.unmap(start, size_bytes) }
-        }
-
-        unsafe fn discard(&self, start: NonNull<u8>, size_bytes: usize) -> bool {
-            // SAFETY: this function's contract is the same.
-            unsafe { PrivatePages.discard(start, size_bytes) }
-        }
-    }
-
     /// Where there is so much room for all: eight blocks in turn, each by a page.
     #[test]
     #[cfg_attr(miri, ignore = "its addresses would all be memory under Miri")]
     fn one_that_grows_leaves_those_before_it_their_room() {
         let large = large(1);
-        let room = large.allocate(&PrivatePages, 1 << 30, false).expect("addresses");
+        let room = large.allocate(&PrivatePages, 1 << 30, Taking::AsItIs).expect("addresses");
         large.release(&PrivatePages, room);
-        let mut blocks = [(); 8].map(|()| large.allocate(&PrivatePages, MIB, false).expect("memory"));
+        let mut blocks = [(); 8].map(|()| large.allocate(&PrivatePages, MIB, Taking::AsItIs).expect("memory"));
         let mut moves = 0;
         for size_bytes in (MIB..8 * MIB).step_by(PAGE) {
             for block in &mut blocks {
                 if !resized(&large, &PrivatePages, *block, size_bytes) {
                     moves += 1;
-                    let moved = large.allocate_to_grow(&PrivatePages, size_bytes).expect("memory");
+                    let moved = large.allocate(&PrivatePages, size_bytes, Taking::ToGrow).expect("memory");
                     large.release(&PrivatePages, std::mem::replace(block, moved));
                 }
             }
@@ -323,20 +268,20 @@ mod tests {
 
     #[test]
     fn no_room_is_mapped_where_it_would_be_memory() {
-        let (large, source) = (large(1), Eager::default());
-        let block = large.allocate_to_grow(&source, 32 * MIB).expect("memory");
-        assert_eq!(source.0.load(Ordering::Relaxed), 32 * MIB);
+        let (large, source) = (large(1), Told { is_lazy: false, ..Told::default() });
+        let block = large.allocate(&source, 32 * MIB, Taking::ToGrow).expect("memory");
+        assert_eq!(source.mapped_bytes.load(Ordering::Relaxed), 32 * MIB);
         large.release(&source, block);
         large.close(&source);
     }
 
     #[test]
     fn what_is_not_committed_is_not_the_blocks() {
-        let (large, source) = (large(1), Scarce(AtomicUsize::new(1), AtomicBool::new(true)));
-        let block = large.allocate_to_grow(&source, MIB).expect("memory");
+        let (large, source) = (large(1), Told::that_commits(1));
+        let block = large.allocate(&source, MIB, Taking::ToGrow).expect("memory");
         assert!(!resized(&large, &source, block, 2 * MIB));
         assert_eq!((large.kept().in_use, large.kept().warm), (MIB, 0));
-        source.0.store(1, Ordering::Relaxed);
+        source.commits.store(1, Ordering::Relaxed);
         assert!(resized(&large, &source, block, 2 * MIB), "it is still free");
         assert!(resized(&large, &source, block, MIB));
         assert!(resized(&large, &source, block, 2 * MIB), "what came back is committed");
@@ -346,85 +291,42 @@ mod tests {
 
     #[test]
     fn what_is_kept_goes_to_make_room_for_one_that_grows() {
-        let (large, source) = (large(1), Scarce(AtomicUsize::new(2), AtomicBool::new(true)));
-        let block = large.allocate_to_grow(&source, MIB).expect("memory");
-        let kept = large.allocate(&source, MIB / 2, false).expect("memory");
+        let (large, source) = (large(1), Told::default());
+        let block = large.allocate(&source, MIB, Taking::ToGrow).expect("memory");
+        let kept = large.allocate(&source, MIB / 2, Taking::AsItIs).expect("memory");
         // SAFETY: both are live. The other one lies right behind the block.
         assert_eq!(kept, unsafe { block.add(MIB) });
         large.release(&source, kept);
         // The first commit is refused, since what is kept is only a part of it; then that was given back.
-        let refused_once = Refusing(AtomicUsize::new(1));
-        assert!(resized(&large, &refused_once, block, 2 * MIB));
+        source.refusals.store(1, Ordering::Relaxed);
+        assert!(resized(&large, &source, block, 2 * MIB));
         assert_eq!((large.kept().in_use, large.kept().warm), (2 * MIB, 0));
         large.release(&source, block);
         large.close(&source);
     }
 
-    /// Refuses so many commits.
-    #[derive(Debug)]
-    struct Refusing(AtomicUsize);
-
-    // SAFETY: what it does is PrivatePages'.
-    unsafe impl Pages for Refusing {
-        fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
-            PrivatePages.map(size_bytes, align)
-        }
-
-        unsafe fn commit(&self, _start: NonNull<u8>, _size_bytes: usize) -> bool {
-            self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_err()
-        }
-
-        unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
-            // SAFETY: this function's contract is the same.
-            unsafe { PrivatePages.unmap(start, size_bytes) }
-        }
-
-        unsafe fn discard(&self, start: NonNull<u8>, size_bytes: usize) -> bool {
-            // SAFETY: this function's contract is the same.
-            unsafe { PrivatePages.discard(start, size_bytes) }
-        }
-    }
-
     #[test]
     fn what_is_neither_committed_nor_discarded_is_committed_before_it_serves() {
-        let (large, source) = (large(1), Scarce(AtomicUsize::new(2), AtomicBool::new(false)));
-        let live = large.allocate(&source, MIB, false).expect("memory");
-        let kept = large.allocate(&source, MIB, false).expect("memory");
+        let source = Told { discards: Discards::None, ..Told::that_commits(2) };
+        let large = large(1);
+        let live = large.allocate(&source, MIB, Taking::AsItIs).expect("memory");
+        let kept = large.allocate(&source, MIB, Taking::AsItIs).expect("memory");
         large.release(&source, kept);
-        assert_eq!(large.allocate(&source, 2 * MIB, false), None);
+        assert_eq!(large.allocate(&source, 2 * MIB, Taking::AsItIs), None);
         assert_eq!((large.kept().in_use, large.kept().warm), (MIB, MIB), "only what was committed before");
-        let again = large.allocate(&source, MIB, false).expect("it is committed");
-        assert_eq!(large.allocate(&source, MIB, false), None, "this is not");
+        let again = large.allocate(&source, MIB, Taking::AsItIs).expect("it is committed");
+        assert_eq!(large.allocate(&source, MIB, Taking::AsItIs), None, "this is not");
         [again, live].into_iter().for_each(|block| large.release(&source, block));
         large.close(&source);
-    }
-
-    /// Discards nothing: it panics.
-    #[derive(Debug)]
-    struct Bad;
-
-    // SAFETY: what it does is PrivatePages'.
-    unsafe impl Pages for Bad {
-        fn map(&self, size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
-            PrivatePages.map(size_bytes, align)
-        }
-
-        unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
-            // SAFETY: this function's contract is the same.
-            unsafe { PrivatePages.unmap(start, size_bytes) }
-        }
-
-        unsafe fn discard(&self, _start: NonNull<u8>, _size_bytes: usize) -> bool {
-            panic!("the source")
-        }
     }
 
     #[test]
     fn a_block_has_shrunk_although_the_source_panicked_at_what_came_back() {
         let options = PoolOptions { warm_bytes: 0, ..PoolOptions::default() };
         let large = Large::new(1, Retention::new(options));
-        let block = large.allocate(&Bad, 8 * MIB, false).expect("memory");
-        assert!(resized(&large, &Bad, block, MIB), "the caller knows how long it is");
+        let bad = Told { discards: Discards::Panics, ..Told::default() };
+        let block = large.allocate(&bad, 8 * MIB, Taking::AsItIs).expect("memory");
+        assert!(resized(&large, &bad, block, MIB), "the caller knows how long it is");
         assert_eq!(large.kept().in_use, MIB);
         std::mem::forget(large); // whose memory cannot go back
     }

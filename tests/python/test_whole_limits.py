@@ -264,12 +264,14 @@ def test_a_refused_block_of_any_kind_has_reclaimers_asked(what):
             block.extend(bytes(29 * MiB))
             return block
 
-        budget, cache, asked, is_clear = ctxalloc.Budget(100 * MiB, name="tenant"), [], [], threading.Event()
+        budget, cache, asked = ctxalloc.Budget(100 * MiB, name="tenant"), [], []
+        was_refused, is_clear = threading.Event(), threading.Event()
         with ctxalloc.request(whole=True, budget=budget, root=True):
             cache.extend(bytearray(MiB) for _ in range(90))
 
         def reclaim(missing_bytes):
             asked.append(missing_bytes)
+            was_refused.wait(60)  # room that came meanwhile would serve the rest of the small ones
             cache.clear()
             is_clear.set()
 
@@ -281,6 +283,7 @@ def test_a_refused_block_of_any_kind_has_reclaimers_asked(what):
         try:
             attempt()
         except ctxalloc.BudgetExceeded:
+            was_refused.set()
             assert is_clear.wait(60), "nobody was asked"
         else:
             raise AssertionError("it was not refused")

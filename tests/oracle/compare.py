@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,7 +42,6 @@ class Tally:
     programs: int = 0
     steps: int = 0
     """Steps that ran, on one side."""
-    seconds: dict[str, float] = field(default_factory=dict)
     suspended: int = 0
     migrated: int = 0
     differences: list[Difference] = field(default_factory=list)
@@ -51,8 +49,6 @@ class Tally:
     def add(self, other: Tally) -> None:
         self.programs += other.programs
         self.steps += other.steps
-        for side, seconds in other.seconds.items():
-            self.seconds[side] = self.seconds.get(side, 0.0) + seconds
         self.suspended += other.suspended
         self.migrated += other.migrated
         self.differences += other.differences
@@ -145,7 +141,6 @@ class Comparer:
     def run(self, seed: str, numbers: range) -> Tally:
         """Compares those programs of a seed."""
         tally = Tally()
-        started = time.perf_counter()
         programs = [generated(seed, number) for number in numbers]
         name = f"seed {seed} from program {numbers.start} on, program"
         for number, program, traces in zip(numbers, programs, self.compare(programs, name), strict=True):
@@ -153,7 +148,6 @@ class Comparer:
             tally.steps += sum(entry[2:] != "--" for entry in pairs(next(iter(traces.values()))))
             if differ(traces):
                 tally.differences.append(Difference(program, traces, seed, number))
-        tally.seconds["all"] = time.perf_counter() - started
         return tally
 
     def shrink(self, found: Difference, most_runs: int = 3000) -> Difference:

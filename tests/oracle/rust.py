@@ -19,11 +19,11 @@ FEATURES: Final = "axum,rayon,metrics,cuda,capi"
 """Those of `tested` in the Makefile: `cargo test` builds examples too, so nothing is left to build."""
 
 
-def build(profile: str, tree: Path = TREE) -> Path:
+def build(profile: str) -> Path:
     """Builds the interpreter and says where it is. RuntimeError with cargo's words if that fails."""
     command = ["cargo", "build", "--locked", "--example", "oracle", "--features", FEATURES]
     command += ["--profile", profile, "--message-format", "json"]
-    done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=TREE, capture_output=True, text=True, check=False)
     if done.returncode:
         messages = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
         errors = [m["message"]["rendered"] for m in messages if m["reason"] == "compiler-message"]
@@ -38,7 +38,7 @@ def build(profile: str, tree: Path = TREE) -> Path:
 class RustSide:
     """A running interpreter. It is started again where it crashed."""
 
-    def __init__(self, interpreter: Path, runtimes: Sequence[str] = RUNTIMES) -> None:
+    def __init__(self, interpreter: Path, runtimes: Sequence[str]) -> None:
         self.command = [str(interpreter), *runtimes]
         self.runtimes = tuple(runtimes)
         self.process = self._start()
@@ -46,11 +46,9 @@ class RustSide:
     def _start(self) -> subprocess.Popen[str]:
         return subprocess.Popen(self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    def send(self, programs: Sequence[Node]) -> threading.Thread:
+    def send(self, programs: Sequence[Node]) -> None:
         """Writes programs while somebody else reads the answers."""
-        writer = threading.Thread(target=self._write, args=(programs,), daemon=True)
-        writer.start()
-        return writer
+        threading.Thread(target=self._write, args=(programs,), daemon=True).start()
 
     def _write(self, programs: Sequence[Node]) -> None:
         assert self.process.stdin is not None

@@ -190,9 +190,9 @@ def generated(seed: str, number: int) -> Node:
 
 
 def differ(traces: Traces) -> bool:
-    """Whether sides differ, or one names what nobody selected."""
+    """Whether sides differ, one names what nobody selected, or one crashed: also where all of them did."""
     texts = set(traces.values())
-    return len(texts) > 1 or any(mark in text for text in texts for mark in ("!", "X", "9"))
+    return len(texts) > 1 or NO_ANSWER in texts or any(mark in text for text in texts for mark in ("!", "X", "9"))
 
 
 def pairs(trace: str) -> Iterator[str]:

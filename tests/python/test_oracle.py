@@ -103,9 +103,12 @@ class Raising(selection.Bare):
         raise TypeError("no program raises this")
 
 
-def test_an_error_that_no_program_raises_is_a_difference(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("others", [[selection.Bare()], []], ids=["on one side", "on all"])
+def test_an_error_that_no_program_raises_is_a_difference(
+    others: list[selection.Selection], capsys: pytest.CaptureFixture[str]
+) -> None:
     program = language.parse("(main 0 [(set 1 2) (look 0)])")
-    with compare.Comparer([selection.Bare(), Raising()], None) as sides:
+    with compare.Comparer([*others, Raising()], None) as sides:
         (traces,) = sides.compare([program])
     assert compare.differ(traces)
     assert "no program raises this" in capsys.readouterr().err

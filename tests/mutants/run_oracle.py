@@ -232,10 +232,10 @@ def build(tree: Path, sides: str) -> dict[str, str] | str:
     return environment
 
 
-def judge(tree: Path, environment: dict[str, str], sides: str, programs: int) -> str:
+def judge(tree: Path, environment: dict[str, str], sides: str) -> str:
     """How the oracle caught it; empty where it did not."""
     command = [sys.executable, str(tree / "tests" / "oracle" / "run.py"), "--jobs", "1", "--no-shrink"]
-    command += ["--seed", "mutant", "--programs", str(programs), "--hang-seconds", "30"]
+    command += ["--seed", "mutant", "--programs", str(PROGRAMS), "--hang-seconds", "30"]
     if sides == "rust":
         interpreter = PLACE / f"target-{sides}" / "debug" / "examples" / "oracle"
         command += ["--sides", "contextvars,current,multi,local", "--interpreter", str(interpreter)]
@@ -263,7 +263,7 @@ def try_one(tree: Path, mutant: Mutant) -> str:
         environment = build(tree, mutant.sides)
         if isinstance(environment, str):
             raise RuntimeError(f"it does not compile: adapt the mutant\n{environment}")  # noqa: TRY004
-        caught = judge(tree, environment | dict(mutant.environment), mutant.sides, PROGRAMS)
+        caught = judge(tree, environment | dict(mutant.environment), mutant.sides)
     finally:
         path.write_text(original)
     if not caught:
@@ -289,7 +289,7 @@ def main() -> int:
         if isinstance(environment, str):
             print(f"mutants: the tree itself does not build:\n{environment}")
             return 1
-        caught = judge(tree, environment, sides, 2000)
+        caught = judge(tree, environment, sides)
         if caught:
             print(f"mutants: the oracle catches the tree itself ({sides} sides) {caught}")
             return 1

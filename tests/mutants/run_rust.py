@@ -80,6 +80,9 @@ def run(binary: str, under_load: bool) -> tuple[set[str], set[str]] | str:
 def main() -> int:
     """Run them all, or those that are named."""
     chosen = [mutant for mutant in MUTANTS if len(sys.argv) == 1 or mutant.name in sys.argv[1:]]
+    if not chosen:
+        print("no mutant is named so; there are", *(mutant.name for mutant in MUTANTS), sep="\n")
+        return 2
     prepare()
     everything: set[str] = set()
     for binary in sorted({binary_of(mutant) for mutant in chosen}):

@@ -151,10 +151,10 @@ def newly_failing(default: Outcomes, other: Outcomes, way: str) -> list[str]:
             continue
         ours = [again(test, way) for _ in range(TRIES)]
         theirs = [again(test, "default") for _ in range(TRIES)]
-        steady = any(outcome not in {"passed", "skipped"} for outcome in ours)
+        is_repeated = any(outcome not in {"passed", "skipped"} for outcome in ours)
         print(f"{way}: {test} {what}; again alone: {ours}, by default {theirs}", flush=True)
         print("    " + other.reasons.get(test, "no reason").replace("\n", "\n    "), flush=True)
-        if steady and all(outcome in {"passed", "skipped"} for outcome in theirs):
+        if is_repeated and all(outcome in {"passed", "skipped"} for outcome in theirs):
             found.append(test)
     return found
 

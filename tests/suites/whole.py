@@ -122,7 +122,6 @@ def run_here(module: str, path: Path, only: list[str]) -> None:
     told: dict[str, Any] = {"tests": result.by_test}
     if request is not None:
         told["peak_bytes"] = request.stats.peak_bytes
-        told["parts"] = repr(request.stats.whole)
     path.write_text(json.dumps(told))
 
 

@@ -150,20 +150,16 @@ def test_without_data_the_buffer_is_taken() -> None:
     with pytest.raises(ValueError, match="bytes 20 to 52 of the object's buffer, which has 48"):
         usm.asarray(owner)
 
-    class InUsm:
-        """Its memory is USM, and has a buffer."""
+    class InUsm(np.ndarray):
+        """Its buffer is USM."""
 
-        def __new__(cls) -> Any:
-            memory = dpctl.memory.MemoryUSMShared(48)
-            memory.copy_from_host(VALUES.view(np.uint8).ravel())
-            return np.asarray(memory).view(Sub)
-
-    class Sub(np.ndarray):
         @property
         def __sycl_usm_array_interface__(self) -> Any:
             return {"shape": (3, 4), "typestr": "<f4", "version": 1, "syclobj": dpctl.SyclQueue()}
 
-    there = InUsm()
+    memory = dpctl.memory.MemoryUSMShared(48)
+    memory.copy_from_host(VALUES.view(np.uint8).ravel())
+    there = np.asarray(memory).view(InUsm)
     array = usm.asarray(there, copy=False)
     assert (array.kind, array.address) == ("shared", there.ctypes.data)
     with pytest.raises(ValueError, match="no contiguous buffer"):
@@ -203,7 +199,7 @@ def test_a_field_that_is_wrong_is_named(field: str, value: Any) -> None:
         # Bytes instead of elements, or backwards: further than the memory reaches. Other memory of the kind may lie
         # there, and then nobody sees it; so the last byte is put where nothing can be.
         exporter.interface["strides"] = tuple(part << 40 for part in value)
-    with pytest.raises((ValueError, TypeError), match=rf"'?{field}|describes bytes|__sycl_usm_array_interface__"):
+    with pytest.raises((ValueError, TypeError), match=rf"'{field}'|{field}="):
         usm.asarray(exporter)
 
 
@@ -376,7 +372,8 @@ def test_random_dicts_are_taken_or_name_the_key_and_the_value(seed: int) -> None
             try:
                 taken = take(exporter)
             except refusals as error:
-                texts.append(str(error) if take is usm.asarray else "'shape'")
+                if take is usm.asarray:
+                    texts.append(str(error))
             else:
                 if isinstance(taken, usm.Array) and taken.nbytes <= 48:
                     taken.asnumpy()

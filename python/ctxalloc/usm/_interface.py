@@ -137,7 +137,7 @@ def _check_usm(found: Found, offset: int) -> Found:
         raise ValueError(msg)
     kind = UsmKind(native.kind_of(first))
     if kind is UsmKind.UNKNOWN:
-        raise _wrong("data", f"{first:#x}", "the address of USM in the context of 'syclobj'")
+        raise _wrong("data", f"{first:#x}", f"the address of USM in the context of 'syclobj': {said}")
     last = behind - 1 if behind > first else first
     if native.kind_of(last) != kind:
         msg = (

@@ -16,6 +16,7 @@ import dpnp
 import dpnp.tensor as dpt
 import numpy as np
 import pytest
+from queues import apart, two_parts
 
 from ctxalloc import _native, usm
 
@@ -72,10 +73,8 @@ def test_parts_that_lie_between_each_other_are_copied(
 
 
 def test_between_queues_and_contexts(kind: str) -> None:
-    device = dpctl.SyclDevice()
-    apart = dpctl.SyclQueue(dpctl.SyclContext(device), device)
     values = np.arange(10)
-    here, there = usm.asarray(values, kind=kind), usm.zeros(10, int, kind=kind, queue=apart)
+    here, there = usm.asarray(values, kind=kind), usm.zeros(10, int, kind=kind, queue=apart())
     usm.copy(there, here)
     assert there.asnumpy().tolist() == values.tolist()
     usm.copy(here[::2], there[5:])
@@ -346,15 +345,6 @@ def test_parts_of_device_memory_are_copied_by_every_route(
             assert not back[..., ::2].any()
 
 
-def _two_parts() -> tuple[Any, Any]:
-    """Queues on two parts of the device, in one context."""
-    parts = dpctl.SyclDevice().create_sub_devices(partition=1)
-    if len(parts) < 2:
-        pytest.skip("the device has one part")
-    context = dpctl.SyclContext(parts)
-    return dpctl.SyclQueue(context, parts[0]), dpctl.SyclQueue(context, parts[1])
-
-
 @pytest.mark.parametrize("to", KINDS)
 def test_between_two_parts_of_a_device_it_goes_by_the_host(kind: str, to: str) -> None:
     """A queue on one part that copies another part's memory would never end: another process is waited for."""
@@ -381,12 +371,12 @@ def test_between_two_parts_of_a_device_it_goes_by_the_host(kind: str, to: str) -
             with usm.use(queue=one, kind=kind):
                 usm.copy(here[::3], there[::3])
     """
-    _two_parts()
+    two_parts()
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
 
 
 def test_an_awaited_copy_between_two_parts_of_a_device_is_refused() -> None:
-    one, two = _two_parts()
+    one, two = two_parts()
 
     async def main() -> None:
         with pytest.raises(ValueError, match=r"of the same context and device .*; copy\(\) takes any"):

@@ -15,6 +15,7 @@ import dpnp
 import dpnp.tensor as dpt
 import numpy as np
 import pytest
+from queues import apart, two_parts
 
 from ctxalloc import usm
 
@@ -281,12 +282,6 @@ def test_what_is_no_capsule_or_was_consumed_is_refused() -> None:
     assert "used_dltensor" in repr(used)
 
 
-def _apart() -> Any:
-    """A queue in a context of its own, whose pools no handler has."""
-    device = dpctl.SyclDevice()
-    return dpctl.SyclQueue(dpctl.SyclContext([device]), device)
-
-
 class Dict:
     """An interface over memory that it does not keep."""
 
@@ -327,11 +322,7 @@ def test_a_freed_block_of_ours_is_told_where_no_handler_has_the_pool() -> None:
 
 
 def test_memory_of_another_part_of_the_device_is_told() -> None:
-    parts = dpctl.SyclDevice().create_sub_devices(partition=1)
-    if len(parts) < 2:
-        pytest.skip("the device has one part")
-    context = dpctl.SyclContext(parts)
-    one, two = (dpctl.SyclQueue(context, part) for part in parts[:2])
+    one, two = two_parts()
     array = usm.zeros(10, kind="device", queue=one)
     with pytest.raises(ValueError, match="has memory of another device at"):
         usm.asarray(Dict(array.__sycl_usm_array_interface__ | {"syclobj": two}))
@@ -346,7 +337,7 @@ def _odd(rng: random.Random) -> Any:
             (3, 4), (1 << 40, 1 << 40), (0, 1 << 62), (-1,), (1,) * 65, (1,) * 64, [3], [[3]], {}, {"a": 1}, set(),
             object(), np.int64(3), np.float32(1), np.array([3, 4]), np.bool_(True), np.dtype("f4"), [("", "<f4")],
             [("x", "<f4", (2,))], [()], [("a", [("b", "<f4")])], [(("t", "n"), "<f4")], (0, False), (None, False),
-            (1 << 63, True), (True, True), dpctl.SyclDevice(), _apart(), Exporter, NotImplemented, ..., slice(None),
+            (1 << 63, True), (True, True), dpctl.SyclDevice(), apart(), Exporter, NotImplemented, ..., slice(None),
             "typestr", range(3), iter(()),
         ]
     )  # fmt: skip

@@ -9,16 +9,11 @@ from typing import Any
 import dpctl
 import dpctl.memory
 import numpy as np
+from queues import apart
 
 import ctxalloc
 from ctxalloc import MiB, usm
 from ctxalloc.usm import _runtime
-
-
-def _apart() -> Any:
-    """A queue in a context of its own."""
-    device = dpctl.SyclDevice()
-    return dpctl.SyclQueue(dpctl.SyclContext([device]), device)
 
 
 def _resident_bytes() -> int:
@@ -46,17 +41,17 @@ def test_queues_of_one_context_share_one_pool(kind: str) -> None:
 
 
 def test_memory_of_a_context_goes_back_with_its_last_array(kind: str) -> None:
-    _touched(_apart(), kind)
+    _touched(apart(), kind)
     gc.collect()
     before, handlers = _resident_bytes(), len(list(ctxalloc.handlers()))
     for _ in range(40):
-        assert _touched(_apart(), kind).handler is None
+        assert _touched(apart(), kind).handler is None
     assert _resident_bytes() - before < 64 * MiB
     assert len(list(ctxalloc.handlers())) == handlers
 
 
 def test_a_context_in_a_dict_has_one_queue_however_often_it_is_given() -> None:
-    queue = _apart()
+    queue = apart()
 
     class Exporter:
         def __init__(self, context: Any, memory: Any) -> None:
@@ -76,7 +71,7 @@ def test_a_context_in_a_dict_has_one_queue_however_often_it_is_given() -> None:
 def test_asking_of_an_unknown_address_stays_quick_after_many_contexts() -> None:
     host = np.ones(10)
     for _ in range(100):
-        usm.empty(10, queue=_apart())
+        usm.empty(10, queue=apart())
         usm.kind_of(host)
     gc.collect()
     most = _runtime._MAX_RECENT + 1 + len(_runtime._kept)
@@ -85,13 +80,13 @@ def test_asking_of_an_unknown_address_stays_quick_after_many_contexts() -> None:
 
 
 def test_an_array_of_any_context_is_found_by_its_address() -> None:
-    arrays = [usm.empty(10, kind="device", queue=_apart()) for _ in range(40)]
+    arrays = [usm.empty(10, kind="device", queue=apart()) for _ in range(40)]
     assert {usm.kind_of(array.address) for array in arrays} == {"device"}
     assert {usm.kind_of(array) for array in arrays} == {"device"}
 
 
 def test_a_handler_is_one_for_each_context_and_device() -> None:
-    queue = _apart()
+    queue = apart()
     twin = dpctl.SyclQueue(queue.sycl_context, queue.sycl_device, property="in_order")
     handler = usm.handler(queue, "host")
     assert handler is usm.handler(twin, "host") is not usm.handler(kind="host")

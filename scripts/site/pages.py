@@ -167,19 +167,13 @@ class _Site:
     def _add_navigation(self) -> None:
         trees = []
         for caption, entries in NAVIGATION.items():
-            there = [
-                (text, page) for text, page in entries if page in ("reference/index", "rustdoc") or self._has(page)
-            ]
-            lines = "\n".join(f"{text} <{page}>" for text, page in there)
+            lines = "\n".join(f"{text} <{page}>" for text, page in entries)
             trees.append(f"```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{lines}\n```\n")
         with (self.source / "index.md").open("a", encoding="utf-8") as index:
             index.write("\n" + "\n".join(trees))
         decisions = sorted(path.stem for path in (self.source / "decisions").glob("0*.md"))
         with (self.source / "decisions/index.md").open("a", encoding="utf-8") as index:
             index.write("\n```{toctree}\n:hidden:\n\n" + "\n".join(decisions) + "\n```\n")
-
-    def _has(self, page: str) -> bool:
-        return (self.source / f"{page}.md").exists()
 
 
 def _place(name: str) -> str:

@@ -1,11 +1,10 @@
 """docs/clusters.md and the examples for clusters work as shown."""
 
-import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
+import documents
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -21,9 +20,7 @@ def run_python(*arguments: str | Path) -> str:
 def test_an_example_prints_what_its_first_lines_say(name: str, library: str) -> None:
     pytest.importorskip(library)
     example = ROOT / "examples" / name
-    match = re.search(r"prints::\n\n((?:    .*\n)+)", example.read_text())
-    assert match
-    assert run_python(example) == textwrap.dedent(match[1])
+    assert run_python(example) == documents.said(example.read_text())
 
 
 def test_the_guide_runs_and_prints_what_it_says() -> None:

@@ -8,6 +8,7 @@ import contextlib
 import io
 import re
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,13 @@ def blocks(document: str) -> list[Block]:
         found.append(Block(match["language"], match["text"], line, follows))
         end = match.end()
     return found
+
+
+def said(source: str) -> str:
+    """The lines that a program's docs say it prints: the indented block behind `prints::`."""
+    match = re.search(r"prints::\n\n((?:    .*\n)+)", source)
+    assert match, "the first lines of an example say what it prints, in an indented block behind `prints::`"
+    return textwrap.dedent(match[1])
 
 
 def run(path: Path) -> int:

@@ -11,7 +11,6 @@ import re
 import shutil
 import subprocess
 import sys
-import textwrap
 import tomllib
 from pathlib import Path
 
@@ -59,18 +58,11 @@ def run_python(*arguments: str | Path, folder: Path | None = None) -> str:
     return done.stdout
 
 
-def said(source: str) -> str:
-    """The lines that a program's docs say it prints: the indented block behind `prints::`."""
-    match = re.search(r"prints::\n\n((?:    .*\n)+)", source)
-    assert match, "the first lines of an example say what it prints, in an indented block behind `prints::`"
-    return textwrap.dedent(match[1])
-
-
 @pytest.mark.parametrize("example", EXAMPLES, ids=by_name)
 def test_an_example_prints_what_its_first_lines_say(example: Path) -> None:
     if example.with_suffix(".c").exists() and not shutil.which(os.environ.get("CC", "cc")):
         pytest.skip("there is no C compiler")
-    assert run_python(example) == said(example.read_text())
+    assert run_python(example) == documents.said(example.read_text())
 
 
 def test_there_are_examples_to_run() -> None:

@@ -1,7 +1,9 @@
 """What the tests here share. They need a SYCL runtime (`make test-usm`): they fail where there is none."""
 
 import gc
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import dpctl  # noqa: F401  # the tests are of no use without it
 import numpy as np
@@ -9,6 +11,8 @@ import pytest
 
 import ctxalloc
 from ctxalloc import _native, usm
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "python"))
 
 KINDS = ("host", "shared", "device")
 

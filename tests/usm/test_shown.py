@@ -1,10 +1,10 @@
 """The example and the document that need a SYCL runtime: they print what they say."""
 
-import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
+
+import documents
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,9 +17,7 @@ def run(*arguments: Path) -> str:
 
 def test_the_service_prints_what_its_first_lines_say() -> None:
     example = ROOT / "examples" / "usm_service.py"
-    said = re.search(r"prints::\n\n((?:    .*\n)+)", example.read_text())
-    assert said is not None
-    assert run(example) == textwrap.dedent(said[1])
+    assert run(example) == documents.said(example.read_text())
 
 
 def test_the_python_in_the_document_runs_and_prints_what_it_says() -> None:

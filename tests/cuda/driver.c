@@ -37,7 +37,7 @@ static struct number {
 	{ "same_pointers", 1 },     /* whether kernels use the host's addresses */
 	{ "concurrent", 1 },        /* whether managed memory is concurrent */
 	{ "numa", -1 },             /* the device's node */
-	{ "refuse_register", 0 },   /* the how manieth registration from now on is refused; -1 all */
+	{ "refuse_register", 0 },   /* 1: the next registration is refused, 2: the one after it; -1: all */
 	{ "refuse_alloc", 0 },      /* the same for cuMemHostAlloc and cuMemAllocManaged */
 	{ "progress", 1000000 },    /* how many copies each query completes */
 	{ "dead", 0 },              /* what every call returns from now on */

@@ -1,16 +1,17 @@
 """A process on a real device that forks, ends, crashes, or has no device. Each in a process of its own."""
 
-import os
+import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from subprocesses import PATH, Outcome
+from subprocesses import run, says
 
 from ctxalloc import cuda
 
 ROOT = Path(__file__).parents[2]
+TIMEOUT_SECONDS = 60  # a program hangs
 BEGIN = f"""
 import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})
 import gc, os, threading
@@ -20,29 +21,9 @@ from on_device import Device, address
 """
 
 
-def run(program: str, **environment: str) -> Outcome:
-    """Run a program text. Warnings are errors there too."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-X", "faulthandler", "-c", program],
-        capture_output=True,
-        text=True,
-        timeout=60,  # it hangs
-        env={**os.environ, "PYTHONPATH": PATH, **environment},
-        check=False,
-    )
-    return Outcome(done.returncode, done.stdout, done.stderr)
-
-
-def says(program: str, **environment: str) -> str:
-    """What a program prints; it must end well and complain of nothing."""
-    outcome = run(program, **environment)
-    assert outcome == (0, outcome.out, ""), outcome
-    return outcome.out.strip()
-
-
 def with_device(program: str) -> str:
     """What a program prints that has a device."""
-    return says(BEGIN + program)
+    return says(BEGIN + program, timeout_seconds=TIMEOUT_SECONDS)
 
 
 def test_the_context_is_made_when_memory_is() -> None:
@@ -203,26 +184,23 @@ for _ in range(3):
     began.wait()
 print("ended")
 """
-    outcome = run(BEGIN + program)
+    outcome = run(BEGIN + program, timeout_seconds=TIMEOUT_SECONDS)
     assert outcome.code == 0, outcome
     assert outcome.out.strip() == "ended"
 
 
-@pytest.mark.parametrize("libraries", ["", "torch", "cupy"])
-def test_an_exit_after_a_library_was_used_is_quiet(libraries: str) -> None:
+@pytest.mark.parametrize("name", ["torch", "cupy"])
+def test_an_exit_after_a_library_was_used_is_quiet(name: str) -> None:
+    if importlib.util.find_spec(name) is None:
+        pytest.skip(f"there is no {name}")
     program = f"""
 import warnings
 warnings.simplefilter("ignore")
-name = {libraries!r}
+import {name} as library
 with cuda.use():
     array = np.ones(2 * MiB, np.uint8)
-try:
-    library = __import__(name) if name else None
-except ImportError:
-    library = None
-if library is not None:
-    there = library.from_numpy(array).to("cuda", non_blocking=True) if name == "torch" else library.asarray(array)
-    del array
+there = library.from_numpy(array).to("cuda", non_blocking=True) if {name == "torch"} else library.asarray(array)
+del array
 with cuda.use():
     other = np.ones(2 * MiB, np.uint8)
 print("ended")
@@ -280,8 +258,10 @@ try:
     cuda.use()
 except RuntimeError as error:
     assert str(error) == info["error"], error
+else:
+    raise AssertionError("a scope without a device")
 """
-    assert says(program, CUDA_VISIBLE_DEVICES="-1") == "no device"
+    assert says(program, timeout_seconds=TIMEOUT_SECONDS, CUDA_VISIBLE_DEVICES="-1") == "no device"
 
 
 def test_no_room_for_addresses_is_a_memory_error() -> None:
@@ -312,4 +292,4 @@ def test_the_command_says_how_it_stands() -> None:
 def test_the_python_in_the_guide_prints_what_it_says() -> None:
     program = f"import runpy, sys; sys.argv[1:] = [{str(ROOT / 'docs' / 'cuda.md')!r}]\n"
     program += f"runpy.run_path({str(ROOT / 'tests' / 'python' / 'documents.py')!r}, run_name='__main__')"
-    says(program)
+    says(program, timeout_seconds=TIMEOUT_SECONDS)

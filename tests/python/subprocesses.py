@@ -17,7 +17,7 @@ class Outcome(NamedTuple):
     err: str
 
 
-def run(program: str, *options: str, **environment: str) -> Outcome:
+def run(program: str, *options: str, timeout_seconds: float = 300, **environment: str) -> Outcome:
     """Run a program text; `options` are the interpreter's. Warnings are errors there too.
 
     The program can import the modules beside this one.
@@ -26,15 +26,15 @@ def run(program: str, *options: str, **environment: str) -> Outcome:
         [sys.executable, "-W", "error", "-X", "faulthandler", *options, "-c", program],
         capture_output=True,
         text=True,
-        timeout=300,  # it hangs
+        timeout=timeout_seconds,  # it hangs
         env={**os.environ, "RUST_BACKTRACE": "0", "PYTHONPATH": PATH, **environment},
         check=False,
     )
     return Outcome(done.returncode, done.stdout, done.stderr)
 
 
-def says(program: str, *options: str, **environment: str) -> str:
+def says(program: str, *options: str, timeout_seconds: float = 300, **environment: str) -> str:
     """What a program prints; it must end well and complain of nothing."""
-    outcome = run(program, *options, **environment)
+    outcome = run(program, *options, timeout_seconds=timeout_seconds, **environment)
     assert outcome == (0, outcome.out, ""), outcome
     return outcome.out.strip()

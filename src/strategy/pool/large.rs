@@ -444,6 +444,23 @@ mod tests {
         large.close(&bad);
     }
 
+    /// As SYCL's and CUDA's memory: more than the decay thread returns at a time, and less.
+    #[test]
+    fn mappings_of_a_source_that_empties_no_page_go_back_whole() {
+        let (large, start) = large();
+        let whole = Told { discards: Discards::None, ..Told::default() };
+        let sizes_bytes = [11 << 20, 1 << 20, 70 << 20];
+        let blocks = sizes_bytes.map(|bytes| large.allocate(&whole, bytes, Taking::AsItIs).expect("memory"));
+        for (block, bytes) in blocks.into_iter().zip(sizes_bytes) {
+            let run = Run { first: block.addr().get() / PAGE, pages: bytes / PAGE };
+            large.release_at(&whole, block, run, start);
+        }
+        assert!(large.decay(&whole, start + MOMENT * 20).is_none());
+        assert_eq!(large.kept().warm, 0);
+        assert_eq!(whole.given_back_bytes.load(Ordering::Relaxed), whole.mapped_bytes.load(Ordering::Relaxed));
+        large.close(&whole);
+    }
+
     #[test]
     fn a_loop_keeps_its_blocks_warm_however_long_its_turns_are() {
         let (large, start) = large();

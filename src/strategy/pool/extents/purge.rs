@@ -26,7 +26,8 @@ impl Extents {
         self.purge_some(source, moment, grain, usize::MAX).0
     }
 
-    /// [`purge`](Self::purge) that stops soon after `max_pages`; also returns whether it is done.
+    /// [`purge`](Self::purge) that stops soon after `max_pages`; also returns whether it is done. A chunk whose single
+    /// pages cannot be emptied is unmapped whole, however many it has.
     pub(in super::super) fn purge_some<P: Pages + ?Sized>(
         &mut self,
         source: &P,
@@ -40,7 +41,8 @@ impl Extents {
         let mut is_done = true;
         'chunks: for (&first, chunk) in &self.chunks {
             let is_old = chunk.regions().all(|region| region.dirt.since() < moment);
-            if is_old && self.free.get(&first) == Some(&chunk.pages) && chunk.dirty_pages() <= left_pages {
+            let is_unused = is_old && self.free.get(&first) == Some(&chunk.pages);
+            if is_unused && chunk.dirty_pages() <= left_pages {
                 gone.push(first);
                 left_pages -= chunk.dirty_pages();
                 continue;
@@ -59,6 +61,11 @@ impl Extents {
                         dirt.set_bits(dirt.bits() & !mask(skip, pages));
                         self.dirty_pages -= pages;
                         left_pages = left_pages.saturating_sub(pages);
+                    } else if is_unused && grain == Grain::Page {
+                        // A source that empties no page of it, as SYCL's or CUDA's: it goes whole, or would stay.
+                        gone.push(first);
+                        left_pages = left_pages.saturating_sub(chunk.dirty_pages());
+                        continue 'chunks;
                     }
                 }
             }

@@ -107,6 +107,18 @@ pub unsafe trait Pages: Debug + Send + Sync + 'static {
         true
     }
 
+    /// Moves what is in a block to another one, and returns the memory behind it to the system as it goes, so that
+    /// there is never twice as much. Returns whether it did; if not, or where it panics, nothing was moved. A pool asks
+    /// for this when a large block moves to grow, and copies otherwise.
+    ///
+    /// # Safety
+    /// - as for [`copy`](Pages::copy); `from` is the start of a page that a pool has from this source, and nobody needs
+    ///   what is there afterwards.
+    unsafe fn relocate(&self, to: NonNull<u8>, from: NonNull<u8>, size_bytes: usize) -> bool {
+        let _ = (to, from, size_bytes);
+        false
+    }
+
     /// Whether the thread `ctxalloc-decay` may return old memory to the system. If not, only threads that use the pool
     /// do, and an idle pool keeps what it has.
     fn decays_by_itself(&self) -> bool {
@@ -150,6 +162,13 @@ unsafe impl Pages for PrivatePages {
     /// Not while the process locks what it maps (`mlockall(MCL_FUTURE)`).
     fn maps_lazily(&self) -> bool {
         pages::are_mapped_lazily()
+    }
+
+    unsafe fn relocate(&self, to: NonNull<u8>, from: NonNull<u8>, size_bytes: usize) -> bool {
+        // SAFETY: two blocks in private anonymous pages, of which nobody needs the old one afterwards (this function's
+        // contract).
+        unsafe { pages::relocate(to, from, size_bytes) };
+        true
     }
 
     unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {

@@ -73,6 +73,27 @@ pub(crate) fn are_mapped_lazily() -> bool {
     resident_bytes.is_none_or(|bytes| bytes == 0)
 }
 
+/// Moves what is in a block to another one by parts, and returns the memory behind each part of the old one that was
+/// moved to the system.
+///
+/// # Safety
+/// - both have so many bytes and do not overlap; `from` is the start of a page from [`map`]; nobody else has them, and
+///   nobody needs what is in the old one afterwards.
+pub(crate) unsafe fn relocate(to: NonNull<u8>, from: NonNull<u8>, size_bytes: usize) {
+    const PART: usize = 2 << 20; // a multiple of every system's pages
+    for at in (0..size_bytes).step_by(PART) {
+        let bytes = PART.min(size_bytes - at);
+        // SAFETY: both have these bytes and do not overlap (this function's contract).
+        unsafe { to.add(at).copy_from_nonoverlapping(from.add(at), bytes) };
+        let pages = bytes / page_bytes() * page_bytes();
+        if pages > 0 {
+            // SAFETY: whole pages of the old block, since it starts with one and so does each part; what they had is in
+            // the new one. Where the system refuses, they stay as they are.
+            let _ = unsafe { discard(from.add(at), pages) };
+        }
+    }
+}
+
 #[cfg(not(miri))]
 fn mapped(size_bytes: usize, align: usize) -> Option<NonNull<u8>> {
     if align > page_bytes() { os::map_aligned(size_bytes, align) } else { os::map(size_bytes) }

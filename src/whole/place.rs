@@ -9,7 +9,6 @@ use super::apart::{self, Apart, Table};
 use super::range::{self, Range};
 use super::shared::Kind;
 use crate::handler::requests::Payer;
-use crate::source::pages;
 use crate::strategy::account::Weight;
 use crate::strategy::{Pool, PoolOptions, Strategy, room_bytes};
 use std::ptr::NonNull;
@@ -39,10 +38,6 @@ pub(super) const ALIGN: usize = 64;
 const MAX_QUARTER: u32 = 16;
 /// From so many bytes on a block that grows gets room for more.
 const ROOM_FROM: usize = 8 << 10;
-/// From so many bytes on a block that moves gives its memory back meanwhile. Otherwise both would be there at once, and
-/// what it was moved out of would stay for as long as the pool keeps it. Smaller ones leave theirs: the next block gets
-/// it without a page fault.
-const MOVED_BY_PARTS_FROM: usize = 16 << 20;
 /// The largest alignment.
 const MAX_ALIGN: usize = 64 << 20;
 
@@ -224,15 +219,8 @@ impl Places {
                 pool.resize(start, whole)
             } else if whole <= room {
                 Some(start)
-            } else if whole < MOVED_BY_PARTS_FROM {
-                pool.resize(start, whole + more_for(whole)).or_else(|| pool.resize(start, whole))
-            } else if pool.resize_in_place(start, whole) {
-                Some(start)
             } else {
-                pool.allocate_to_grow(whole).inspect(|&larger| {
-                    move_by_parts(start, larger, old.size_bytes + offset);
-                    pool.release(start);
-                })
+                pool.resize(start, whole + more_for(whole)).or_else(|| pool.resize(start, whole))
             };
             let moved = moved.map(|start| start.add(offset));
             match moved {
@@ -257,25 +245,6 @@ fn more_for(whole: usize) -> usize {
         ..0x20000 => whole * 3,
         0x20000..0x40000 => whole,
         _ => 0, // the pool's large ones
-    }
-}
-
-/// Moves what is in a large block to another one. Of what was moved the memory is given back.
-///
-/// # Safety
-/// - both have so many bytes, in memory of a range; nobody else has them, and the old one is given up.
-unsafe fn move_by_parts(old: NonNull<u8>, new: NonNull<u8>, size_bytes: usize) {
-    const PART: usize = 1 << 20;
-    const PAGE: usize = 64 << 10; // the system's, or a multiple
-    let mut given_back = old.addr().get().next_multiple_of(PAGE) - old.addr().get();
-    for from in (0..size_bytes).step_by(PART) {
-        let bytes = PART.min(size_bytes - from);
-        // SAFETY: both have these bytes (this function's contract), and are two blocks.
-        unsafe { new.add(from).copy_from_nonoverlapping(old.add(from), bytes) };
-        let pages = (from + bytes).saturating_sub(given_back) / PAGE * PAGE;
-        // SAFETY: whole pages of the old block, which were moved and are read no more.
-        let _ = unsafe { pages::discard(old.add(given_back), pages) };
-        given_back += pages;
     }
 }
 

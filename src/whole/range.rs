@@ -138,6 +138,13 @@ unsafe impl Pages for Range {
         pages::are_mapped_lazily()
     }
 
+    unsafe fn relocate(&self, to: NonNull<u8>, from: NonNull<u8>, size_bytes: usize) -> bool {
+        // SAFETY: two blocks in private anonymous pages, of which nobody needs the old one afterwards (this function's
+        // contract).
+        unsafe { pages::relocate(to, from, size_bytes) };
+        true
+    }
+
     unsafe fn unmap(&self, start: NonNull<u8>, size_bytes: usize) {
         let (first, units) = ((start.addr().get() - self.base) / UNIT, size_bytes.div_ceil(UNIT));
         // Reserved again: the memory goes back, the addresses stay ours. Where the system does not, they stay mapped

@@ -8,7 +8,7 @@ use super::geometry::PAGE;
 use super::heap::PageHeap;
 use super::large::{Large, Taking};
 use super::options::{PoolOptions, Retention};
-use super::region::Region;
+use super::region::{self, Region};
 use super::span::Span;
 use super::{clock, idle, local};
 use crate::source::{Pages, pages};
@@ -82,6 +82,21 @@ impl<P: Pages> Inner<P> {
         };
         self.noted.note(); // what it shrank by may go back to the system
         resized
+    }
+
+    /// A large block was moved to one that is larger, and is to be released: what it was goes to the system.
+    ///
+    /// # Safety
+    /// - `block` is a live large one, cut from this pool's memory; nobody needs its contents.
+    pub(super) unsafe fn leave(&self, block: NonNull<u8>) {
+        // SAFETY: the block is live (this function's contract), so its region is in the map.
+        let region = unsafe { region::find(block.addr().get()) };
+        match &self.huge {
+            Some(huge) if region.large_pages_at(block.addr().get()) >= HUGE_PAGES => {
+                huge.blocks.leave(&*huge.source, region, block);
+            }
+            _ => self.large.leave(&self.heap.source, region, block),
+        }
     }
 
     /// A large block that came back lately, as it is, if one fits. The source is not called.

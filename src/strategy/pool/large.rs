@@ -13,6 +13,8 @@ mod resize;
 #[cfg(test)]
 mod told;
 
+pub(super) use resize::LEFT_FROM;
+
 use super::classes;
 use super::clock::now;
 use super::decay::{PoolBytes, note_released};

@@ -120,13 +120,13 @@ impl<P: Pages> Pool<P> {
     ///
     /// # Safety
     /// - `block` came from this pool and was not released.
-    pub(crate) unsafe fn resize_in_place(&self, block: NonNull<u8>, new_size_bytes: usize) -> bool {
+    unsafe fn resize_in_place(&self, block: NonNull<u8>, new_size_bytes: usize) -> bool {
         // SAFETY: the block is live and from this pool (this function's contract).
         unsafe { resized_in_place(&*self.inner, block, new_size_bytes) }
     }
 
     /// A large block in place of one that grows and has to move: it is placed so that it can grow further.
-    pub(crate) fn allocate_to_grow(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+    fn allocate_to_grow(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         self.inner.allocate_large(size_bytes, Taking::ToGrow)
     }
 
@@ -278,7 +278,7 @@ impl<P: Pages> Pool<P> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Pool, Strategy, classes};
+    use super::{Keeper, Pool, Strategy, classes};
     use crate::strategy::conformance;
     use crate::strategy::live::Live;
 
@@ -310,6 +310,34 @@ mod tests {
             unsafe { pool.release(block) };
         }
         assert_eq!(pool.regions_after_trim(), 0, "nothing is left, and the notes went with it");
+    }
+
+    /// Both ways to resize: what was a large block, and what was a larger one.
+    #[test]
+    #[cfg_attr(miri, ignore = "blocks of many pages take minutes under Miri")]
+    fn a_block_that_moves_to_grow_leaves_little_memory_behind() {
+        const MIB: usize = 1 << 20;
+        for (size, warm) in [(15 * MIB, 15 * MIB), (16 * MIB, super::geometry::PAGE)] {
+            for is_sized in [false, true] {
+                let pool = Pool::new();
+                let make = || pool.allocate_sized(size, false).expect("memory");
+                let (block, behind) = (make(), make());
+                // SAFETY: a live block of so many bytes; this pool made it, and the old pointer is not used again.
+                let grown = unsafe {
+                    block.write_bytes(7, size);
+                    if is_sized { pool.resize_sized(block, 2 * size) } else { pool.resize(block, 2 * size) }
+                };
+                let grown = grown.expect("memory");
+                assert_eq!(pool.inner.kept().warm, warm, "{size}");
+                // SAFETY: it has what the first had, and nobody else has it.
+                assert!((0..size).all(|at| unsafe { grown.add(at).read() } == 7));
+                let zeroed = pool.allocate_zeroed(size - MIB).expect("memory");
+                // SAFETY: a new block of so many bytes.
+                assert!((0..size - MIB).all(|at| unsafe { zeroed.add(at).read() } == 0));
+                // SAFETY: this pool made them, and they are released here only.
+                [grown, behind, zeroed].into_iter().for_each(|block| unsafe { pool.release(block) });
+            }
+        }
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use super::classes;
 use super::geometry::PAGE;
 use super::inner::Inner;
+use super::large::LEFT_FROM;
 use super::region;
 use crate::source::Pages;
 use crate::strategy::Strategy;
@@ -127,13 +128,38 @@ pub(super) unsafe fn resize_by<P: Pages>(
     let moved = if grows { allocate_to_grow(new_size_bytes) } else { strategy.allocate(new_size_bytes) }?;
     // SAFETY: it was just made, and is not returned unless it is finished.
     let unfinished = unsafe { Unfinished::new(strategy, moved) };
-    // SAFETY: both blocks are live, hence disjoint, and have at least the smaller of the two sizes; both are memory of
-    // the pool's source.
-    if !unsafe { pool.heap.source.copy(moved, block, room.min(new_size_bytes)) } {
+    // SAFETY: both blocks are live, hence disjoint, and have at least the smaller of the two sizes; both are cut from
+    // regions of the pool. Of the old one nobody needs more than that.
+    if !unsafe { moved_to(pool, moved, block, room.min(new_size_bytes), grows) } {
         return None;
     }
     // A panic from here on would tell the caller that the old block is still there.
     // SAFETY: a live block of `strategy`. The caller uses only the other one from here on.
     survived(|| unsafe { strategy.release(block) });
     Some(unfinished.finish())
+}
+
+/// Moves what is in a block to another one. Returns whether it could; if not, the old one is as it was. Otherwise it is
+/// to be released; if it had to move to grow, and is large, its memory has gone to the system.
+///
+/// # Safety
+/// - both are live and cut from regions of `pool`, and have that many bytes, all that is needed of `from`; nobody else
+///   uses them.
+pub(super) unsafe fn moved_to<P: Pages>(
+    pool: &Inner<P>,
+    to: NonNull<u8>,
+    from: NonNull<u8>,
+    size_bytes: usize,
+    grows: bool,
+) -> bool {
+    let source = &pool.heap.source;
+    let is_left = grows && size_bytes >= LEFT_FROM;
+    // SAFETY: two live blocks with so many bytes in committed pages of the source (this function's contract). A large
+    // one starts with a page.
+    let is_moved = unsafe { (is_left && source.relocate(to, from, size_bytes)) || source.copy(to, from, size_bytes) };
+    if is_moved && is_left {
+        // SAFETY: the old block is live, and what it had is in the other one.
+        unsafe { pool.leave(from) };
+    }
+    is_moved
 }

@@ -3,7 +3,7 @@
 //! The note of the size is in the region's record (`region`), not in the block, so it costs the block nothing.
 
 use super::region;
-use super::resize::Unfinished;
+use super::resize::{Unfinished, moved_to};
 use super::{Pool, classes};
 use crate::source::Pages;
 use crate::strategy::Strategy;
@@ -102,9 +102,9 @@ impl<P: Pages> Pool<P> {
         }?;
         // SAFETY: it was just made, and is not returned unless it is finished.
         let unfinished = unsafe { Unfinished::new(self, moved) };
-        // SAFETY: both blocks are live, hence disjoint, and have at least the smaller of the two sizes; both are memory
-        // of `source`.
-        if !unsafe { self.inner.heap.source.copy(moved, block, old_size_bytes.min(new_size_bytes)) } {
+        // SAFETY: both blocks are live, hence disjoint, and have at least the smaller of the two sizes, more than which
+        // nobody needs; both are of this pool.
+        if !unsafe { moved_to(&self.inner, moved, block, old_size_bytes.min(new_size_bytes), grows) } {
             return None;
         }
         // A panic from here on would tell the caller that the old block is still there.

@@ -1,7 +1,8 @@
 //! Large blocks that are resized in place.
 //!
 //! What a block grows by is taken right behind it, where that is free, and what it shrinks by is given back. One that
-//! has to move to grow will probably grow again, so it goes where much room is behind it.
+//! has to move to grow will probably grow again, so it goes where much room is behind it, and the memory of what it
+//! leaves goes to the system: there it would wait for a block that has been that small before.
 
 use super::{Large, MAX_PAGES, Store};
 use crate::source::Pages;
@@ -16,6 +17,10 @@ use std::ptr::NonNull;
 
 /// A block that shrinks by less than one part in this many keeps its pages.
 const WORTH_GIVING_BACK: usize = 8;
+
+/// From so many bytes on the memory of a block goes to the system when it moves to grow: both would be there otherwise,
+/// for as long as the pool keeps it. Smaller ones stay warm for the next block.
+pub(in super::super) const LEFT_FROM: usize = 16 << 20;
 
 /// The most room that is mapped behind a block that grows, in pages: 1 GiB of addresses.
 const MAX_ROOM_PAGES: usize = (1 << 30) / PAGE;
@@ -106,6 +111,23 @@ impl Large {
         });
         // A panic of the source would tell the caller that the block is as it was.
         survived(|| self.release_at(source, place, rest, now()));
+    }
+
+    /// A live block, which `record` has, was moved to one that is larger, and nobody needs its contents: it keeps the
+    /// least that a block has, which is to be released.
+    pub(in super::super) fn leave<P: Pages + ?Sized>(&self, source: &P, record: &Region, block: NonNull<u8>) {
+        let address = block.addr().get();
+        let run = Run { first: address / PAGE, pages: record.large_pages_at(address) };
+        if run.pages == self.grain_pages {
+            return;
+        }
+        let _unattributed = unattributed();
+        let rest = Run { first: run.first + self.grain_pages, pages: run.pages - self.grain_pages };
+        // Outside the lock: the pages are still the block's. A panic would tell the caller that it was not moved.
+        // SAFETY: these pages are the end of the block, whose contents nobody needs (the callers say so).
+        let emptied = survived(|| unsafe { source.discard(block.add(self.grain_pages * PAGE), rest.bytes()) });
+        record.assign_large(address, self.grain_pages);
+        self.store.with(|store| store.take_back_uncommitted(rest, emptied == Some(true), &[rest]));
     }
 }
 
@@ -229,6 +251,29 @@ mod tests {
         assert!(moves * 3 <= steps, "{moves} moves in {steps} steps");
         blocks.into_iter().for_each(|block| large.release(&PrivatePages, block));
         large.close(&PrivatePages);
+    }
+
+    #[test]
+    fn what_a_block_leaves_to_grow_goes_to_the_system() {
+        for discards in [Discards::All, Discards::None, Discards::Panics] {
+            let (large, source) = (large(1), Told { discards, ..Told::default() });
+            let block = large.allocate(&source, 16 * MIB, Taking::AsItIs).expect("memory");
+            // SAFETY: it is live, and has not been written to.
+            large.leave(&source, unsafe { region::find(block.addr().get()) }, block);
+            let gone = 16 * MIB - PAGE;
+            assert_eq!(
+                source.given_back_bytes.load(Ordering::Relaxed),
+                if discards == Discards::All { gone } else { 0 }
+            );
+            let warm = if discards == Discards::All { 0 } else { gone };
+            assert_eq!((large.kept().in_use, large.kept().warm), (PAGE, warm), "{discards:?}");
+            let next = large.allocate(&source, gone, Taking::AsItIs).expect("memory");
+            // SAFETY: inside of what was one block of 16 MiB.
+            assert_eq!(next, unsafe { block.add(PAGE) }, "its place is free");
+            assert!(resized(&large, &source, block, PAGE), "what is left is a block");
+            [next, block].into_iter().for_each(|block| large.release(&PrivatePages, block));
+            large.close(&PrivatePages);
+        }
     }
 
     #[test]

@@ -246,11 +246,10 @@ impl Builder {
     /// Begins the request. If it is inside another one, that one's numbers include its own.
     ///
     /// # Errors
-    /// [`Error::BadAlignment`] if the strategy aligns its blocks to less than the 16 bytes that a request promises;
     /// [`Error::NestedTooDeep`] where more than 4096 requests and budgets would be charged; [`Error::BadOption`] for a
-    /// limit of Rust's heap in a program whose allocator does not count, and for [`reserve_auto`](Self::reserve_auto)
-    /// without a limit; [`Error::NoRoom`] where there is no room now
-    /// for its reservation.
+    /// strategy that aligns its blocks to less than the 16 bytes that a request promises, for a limit of Rust's heap in
+    /// a program whose allocator does not count, and for [`reserve_auto`](Self::reserve_auto) without a limit;
+    /// [`Error::NoRoom`] where there is no room now for its reservation.
     pub fn begin(self) -> Result<Request, Error> {
         let has_heap_limit = self.terms.heap_limit_bytes.is_some();
         Ok(Request::of(room::begin(self.terms)?, has_heap_limit))

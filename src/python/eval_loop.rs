@@ -3,7 +3,7 @@
 
 use super::symbol::symbol;
 use crate::whole::{Python as Loop, extent};
-use pyo3::exceptions::PyException;
+use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyDict, PyTuple, PyType};
 use std::ffi::CStr;
@@ -48,8 +48,8 @@ pub(super) fn eval_loop(py: Python<'_>) -> PyResult<Option<Loop>> {
     names.set_item("x", py.get_type::<PyType>().call1(("Noting", PyTuple::empty(py), methods))?.call0()?)?;
     for call in CALLS {
         match py.run(call, Some(&names), None) {
-            Err(error) if !error.is_instance_of::<PyException>(py) => return Err(error), // an interrupt
-            _ => {} // `note` answers None, which some are not content with
+            Err(error) if !error.is_instance_of::<PyTypeError>(py) => return Err(error), // a signal handler's
+            _ => {} // `note` answers None, with which some are not content, and takes no names
         }
     }
     let learnt = *learnt.lock().unwrap_or_else(PoisonError::into_inner);

@@ -24,7 +24,7 @@ use crate::sync::Made;
 use crate::unattributed::nobodys_bytes;
 use crate::whole::{Allocator, Binding, Kind, Library, Profile, Thread};
 use crate::whole::{attach, by_group, file_of, handler_of, word_of};
-use pyo3::exceptions::{PyException, PyRuntimeError};
+use pyo3::exceptions::{PyAttributeError, PyImportError, PyRuntimeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyCFunction;
@@ -163,11 +163,12 @@ enum Why {
 }
 
 impl Why {
-    /// A RuntimeError; an interrupt, or what else is no `Exception`, as it is.
+    /// A RuntimeError, also where a module has not what is asked of it. Anything else that Python raised is not about
+    /// this, but a signal handler's, an interrupt, or no memory: as it is.
     fn into_error(self, py: Python<'_>) -> PyErr {
         let (text, cause) = match self {
             Self::Text(text) => (text, None),
-            Self::Raised(error) if !error.is_instance_of::<PyException>(py) => return error,
+            Self::Raised(error) if !is_of_a_module(py, &error) => return error,
             Self::Raised(error) => (error.to_string(), Some(error)),
         };
         let error = PyRuntimeError::new_err(format!("request(whole=True) cannot be had in this process: {text}"));
@@ -176,6 +177,10 @@ impl Why {
             None => error,
         }
     }
+}
+
+fn is_of_a_module(py: Python<'_>, error: &PyErr) -> bool {
+    error.is_instance_of::<PyImportError>(py) || error.is_instance_of::<PyAttributeError>(py)
 }
 
 impl From<String> for Why {

@@ -65,7 +65,7 @@ fn a_request_may_have_a_strategy_of_its_own_choice() {
 fn a_strategy_that_aligns_too_little_is_refused() {
     let _alone = alone();
     let refused = request().strategy(Refusing::aligned_to(1)).begin().unwrap_err();
-    assert!(matches!(refused, Error::BadAlignment { align: 1, min: 16, .. }), "{refused}");
+    assert!(matches!(refused, Error::BadOption { option: "strategy.alignment()", .. }), "{refused}");
     assert!(none_is_present());
 }
 

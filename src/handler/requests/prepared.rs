@@ -15,7 +15,7 @@ use crate::handler::held::Held;
 use crate::handler::word::Handler;
 use crate::recording::{self, Choice};
 use crate::strategy::account::Chain;
-use crate::strategy::{Aligned, Budget, Pool, Strategy, flush_recordings};
+use crate::strategy::{Budget, Pool, Strategy, flush_recordings};
 use crate::unattributed::{is_active, unattributed};
 use std::sync::Arc;
 
@@ -85,8 +85,8 @@ impl Prepared {
     /// Checks the terms, and makes the accounts.
     ///
     /// # Errors
-    /// [`Error::BadAlignment`] where the strategy aligns its blocks to less than 16 bytes; [`Error::NestedTooDeep`];
-    /// [`Error::BadOption`] where the history is to decide what it reserves, and it has no limit.
+    /// [`Error::BadOption`] where the strategy aligns its blocks to less than 16 bytes, and where the history is to
+    /// decide what it reserves, and it has no limit; [`Error::NestedTooDeep`].
     pub(crate) fn new(terms: Terms) -> Result<Self, Error> {
         Self::made(terms)
     }
@@ -96,7 +96,11 @@ impl Prepared {
         if let Some(strategy) = &terms.strategy
             && strategy.alignment() < MIN_ALIGN
         {
-            return Err(Error::BadAlignment { align: strategy.alignment(), min: MIN_ALIGN, max: Aligned::MAX });
+            return Err(Error::BadOption {
+                option: "strategy.alignment()",
+                value: strategy.alignment().to_string(),
+                expected: "a strategy whose blocks are aligned to 16 bytes or more, as a request's are",
+            });
         }
         if let Some(limit_bytes) = terms.heap_limit_bytes
             && !is_active()

@@ -405,25 +405,3 @@ def test_a_path_that_ld_preload_cannot_name_is_an_error(name, tmp_path):
     )
     assert (done.returncode, done.stdout) == (2, ""), done
     assert "set XDG_CACHE_HOME" in done.stderr, done
-
-
-def test_what_a_signal_handler_raises_while_the_first_one_is_made_ready_is_raised():
-    """As the handler of an alarm does, which may run wherever Python code does: there it is called at a known place."""
-    check("""
-        import sysconfig
-        class Deadline(Exception): pass
-        ask, errors = sysconfig.get_config_var, []
-        for raised in (Deadline, TimeoutError, MemoryError, AttributeError):
-            def asked(name):
-                raise raised
-            sysconfig.get_config_var = asked
-            try:
-                with ctxalloc.request(whole=True): pass
-            except Exception as error:
-                errors.append(type(error))
-        assert errors == [Deadline, TimeoutError, MemoryError, RuntimeError], errors
-        sysconfig.get_config_var = ask
-        with ctxalloc.request(whole=True) as request:
-            text = bytearray(MiB)
-        assert request.stats.whole.object_bytes > MiB
-    """)

@@ -202,42 +202,36 @@ def test_what_is_not_in_shared_memory_says_where_it_is(shared: ctxalloc.Handler)
     assert ctxalloc._native.shared_memory_at(address) is None
 
 
-GROWN = """
-import ctypes, numpy as np, pathlib, re, sys
-import ctxalloc
-
-def highest_mib():
-    return int(re.search(r"VmHWM:\\s*(\\d+)", pathlib.Path("/proc/self/status").read_text())[1]) >> 10
-
-"""
-
-
 def test_an_array_that_grows_takes_little_more_memory_than_it_has() -> None:
     program = """
-before = highest_mib()
+import numpy as np, ctxalloc
+from resident import highest_rss
+before = highest_rss()
 with ctxalloc.use("pool"):
     array = np.ones(ctxalloc.MiB, np.uint8)
     for mib in range(2, 97):
         array.resize(mib * ctxalloc.MiB, refcheck=False)
         array[-ctxalloc.MiB :] = mib
 assert all(array[n * ctxalloc.MiB] == n + 1 for n in range(96))
-print(highest_mib() - before)
+print((highest_rss() - before) // ctxalloc.MiB)
 """
-    assert int(subprocesses.says(GROWN + program)) < 96 * 5 / 4
+    assert int(subprocesses.says(program)) < 96 * 5 / 4
 
 
 def test_no_room_to_grow_is_mapped_where_all_that_is_mapped_is_locked() -> None:
     program = """
+import ctypes, numpy as np, sys, ctxalloc
+from resident import highest_rss
 MCL_FUTURE = 2
 if ctypes.CDLL(None).mlockall(MCL_FUTURE):
     sys.exit("refused")
-before = highest_mib()
+before = highest_rss()
 with ctxalloc.use("pool"):
     array = np.ones(16 * ctxalloc.MiB, np.uint8)
     array.resize(48 * ctxalloc.MiB, refcheck=False)
-print(highest_mib() - before)
+print((highest_rss() - before) // ctxalloc.MiB)
 """
-    outcome = subprocesses.run(GROWN + program)
+    outcome = subprocesses.run(program)
     if outcome.err == "refused\n":
         pytest.skip("this process may not lock what it will map (ulimit -l)")
     assert outcome.err == ""

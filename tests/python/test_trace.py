@@ -104,6 +104,7 @@ HOSTILE: dict[str, tuple[Callable[[], Events], list[str]]] = {
 MEASURES = """
 import ctypes, sys, json, zlib, gzip, textwrap, numpy, ctxalloc
 from ctxalloc import _command
+from resident import highest_rss
 def map_libraries():  # how much of a file one page fault maps is the page cache's affair
     with open("/proc/self/maps") as maps:
         places = [line.split()[0].split("-") for line in maps if ".so" in line]
@@ -111,12 +112,9 @@ def map_libraries():  # how much of a file one page fault maps is the page cache
         populate_read = 22
         ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), populate_read)
 map_libraries()
-def peak():
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) * 1024
-before = peak()
+before = highest_rss()
 status = _command.main(json.loads({words!r}))
-print(status, peak() - before, file=sys.stderr)
+print(status, highest_rss() - before, file=sys.stderr)
 """
 
 

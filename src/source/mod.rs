@@ -108,8 +108,9 @@ pub unsafe trait Pages: Debug + Send + Sync + 'static {
     }
 
     /// Moves what is in a block to another one, and returns the memory behind it to the system as it goes, so that
-    /// there is never twice as much. Returns whether it did; if not, or where it panics, nothing was moved. A pool asks
-    /// for this when a large block moves to grow, and copies otherwise.
+    /// there is never twice as much; its pages stay committed, as with [`empty`](Pages::empty). Returns whether it did;
+    /// if not, or where it panics, nothing was moved. A pool asks for this when a large block moves to grow, and copies
+    /// otherwise.
     ///
     /// # Safety
     /// - as for [`copy`](Pages::copy); `from` is the start of a page that a pool has from this source, and nobody needs

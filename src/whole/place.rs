@@ -220,7 +220,9 @@ impl Places {
             } else if whole <= room {
                 Some(start)
             } else {
-                pool.resize(start, whole + more_for(whole)).or_else(|| pool.resize(start, whole))
+                let more = more_for(whole);
+                let roomy = pool.resize(start, whole + more);
+                if roomy.is_none() && more > 0 { pool.resize(start, whole) } else { roomy }
             };
             let moved = moved.map(|start| start.add(offset));
             match moved {

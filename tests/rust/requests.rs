@@ -65,7 +65,9 @@ fn a_request_may_have_a_strategy_of_its_own_choice() {
 fn a_strategy_that_aligns_too_little_is_refused() {
     let _alone = alone();
     let refused = request().strategy(Refusing::aligned_to(1)).begin().unwrap_err();
-    assert!(matches!(refused, Error::BadOption { option: "strategy.alignment()", .. }), "{refused}");
+    let Error::BadOption { option, value, .. } = &refused else { panic!("{refused}") };
+    assert_eq!((*option, value.as_str()), ("strategy.alignment()", "1"), "{refused}");
+    assert!(refused.to_string().contains("16 bytes or more"), "{refused}");
     assert!(none_is_present());
 }
 

@@ -118,9 +118,7 @@ impl Large {
     pub(in super::super) fn leave<P: Pages + ?Sized>(&self, source: &P, record: &Region, block: NonNull<u8>) {
         let address = block.addr().get();
         let run = Run { first: address / PAGE, pages: record.large_pages_at(address) };
-        if run.pages == self.grain_pages {
-            return;
-        }
+        debug_assert!(run.pages > self.grain_pages, "a block that is worth leaving");
         let _unattributed = unattributed();
         let rest = Run { first: run.first + self.grain_pages, pages: run.pages - self.grain_pages };
         // Outside the lock: the pages are still the block's. A panic would tell the caller that it was not moved.

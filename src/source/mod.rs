@@ -108,7 +108,7 @@ pub unsafe trait Pages: Debug + Send + Sync + 'static {
     }
 
     /// Moves what is in a block to another one, and returns the memory behind it to the system as it goes, so that
-    /// there is never twice as much; its pages stay committed, as with [`empty`](Pages::empty). Returns whether it did;
+    /// there is not twice as much, unless the system refuses it (locked pages); its pages stay committed, as with [`empty`](Pages::empty). Returns whether it did;
     /// if not, or where it panics, nothing was moved. A pool asks for this when a large block moves to grow, and copies
     /// otherwise.
     ///

@@ -108,9 +108,9 @@ pub unsafe trait Pages: Debug + Send + Sync + 'static {
     }
 
     /// Moves what is in a block to another one, and returns the memory behind it to the system as it goes, so that
-    /// there is not twice as much, unless the system refuses it (locked pages); its pages stay committed, as with [`empty`](Pages::empty). Returns whether it did;
-    /// if not, or where it panics, nothing was moved. A pool asks for this when a large block moves to grow, and copies
-    /// otherwise.
+    /// there is not twice as much, unless the system refuses it (locked pages); its pages stay committed, as with
+    /// [`empty`](Pages::empty). Returns whether it did; if not, or where it panics, nothing was moved. A pool asks for
+    /// this when a large block moves to grow, and copies otherwise.
     ///
     /// # Safety
     /// - as for [`copy`](Pages::copy); `from` is the start of a page that a pool has from this source, and nobody needs

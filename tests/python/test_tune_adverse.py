@@ -13,6 +13,7 @@ from typing import Any
 import commands
 import pytest
 import recordings
+import subprocesses
 from recordings import BEGIN, END, number
 from test_trace import HOSTILE, MEASURES, bodies, named, process
 
@@ -299,10 +300,10 @@ def test_no_more_memory_than_is_stated(what: str, name: str, tmp_path: Path) -> 
     told = [process(), *(named(2, at, one) for at, one in enumerate(names)), named(3, 0, "System"), *bodies(events())]
     path.write_bytes(recordings.MAGIC + b"".join(told))
     words = [name, str(path), "--rounds", "1", "--strategy", "default", "--json"]
-    done = started(["-c", MEASURES.replace("{words!r}", repr(json.dumps(words)))])
-    assert done.returncode == 0, done.stderr
-    *said, (status, taken) = (line.split() for line in done.stderr.splitlines())
-    assert status == "0" or (status == "2" and said), done.stderr
+    done = subprocesses.run(MEASURES.replace("{words!r}", repr(json.dumps(words))))
+    assert done.code == 0, done.err
+    *said, (status, taken) = (line.split() for line in done.err.splitlines())
+    assert status == "0" or (status == "2" and said), done.err
     print(what, name, path.stat().st_size, taken, said)
     assert int(taken) <= TIMES * path.stat().st_size + BESIDE, f"{taken} for {path.stat().st_size}"
 

@@ -152,6 +152,17 @@ __attribute__((constructor)) static void find_early(void) {
     find_loader();
 }
 
+/* glibc merges the small blocks that were freed into its fast bins when a large one is asked for. A request's large
+ * ones go elsewhere, so glibc is asked for one in their place, once in 16 MiB of a request's small blocks. Until then
+ * it has what was freed for blocks of the same sizes, and it merges them before it takes more from the system. */
+#define LARGE_FOR_GLIBC (64 << 10)
+#define SAMPLES_TO_MERGE 1024
+static __thread uint32_t samples __attribute__((tls_model("initial-exec")));
+
+static void count_sample(void) {
+    if (++samples % SAMPLES_TO_MERGE == 0) next.free(next.malloc(LARGE_FOR_GLIBC));
+}
+
 /* Rust decides about a block. NULL with PASS: it goes to the next allocator. */
 static __attribute__((noinline)) void *decide(uint32_t kind, size_t size, size_t align, uint32_t how, uint32_t *outcome) {
     const struct slow *decider = __atomic_load_n(&slow, __ATOMIC_ACQUIRE);
@@ -162,6 +173,7 @@ static __attribute__((noinline)) void *decide(uint32_t kind, size_t size, size_t
     }
     int saved = errno;
     void *block = decider->allocate(&self, kind, size, align, how, outcome);
+    if (kind == NATIVE && block && size < __atomic_load_n(&exact_from, __ATOMIC_RELAXED)) count_sample();
     errno = *outcome == REFUSED ? ENOMEM : saved;
     return block;
 }
@@ -467,9 +479,6 @@ extern __typeof(malloc) own_malloc __attribute__((alias("malloc"), visibility("h
 
 /* Once, and for ever: a placed block may live as long as the process. */
 EXPORT void ctxalloc_whole_attach(uintptr_t first, size_t exact, const struct slow *decider) {
-    /* glibc merges its fast bins when a large block is asked for, and from now on none is. Without them it does not
-     * need to. */
-    (void)mallopt(M_MXFAST, 0);
     /* Of the end of its heap glibc keeps twice the largest block that it mapped and got back (mallopt(3)). A request's
      * go elsewhere from now on, and what lies there would go to the system with each document and come anew. */
     next.free(next.malloc(KEPT_BY_GLIBC / 2));

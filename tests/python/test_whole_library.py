@@ -1,5 +1,6 @@
 """The library of `request(whole=True)`: where it can be had, what says that it cannot, and who runs with it."""
 
+import ctypes
 import os
 import shutil
 import subprocess
@@ -165,3 +166,22 @@ def test_what_libraries_let_go_of_is_not_taken_anew_from_the_system():
     assert ended.returncode == 0, ended.stderr
     outside, inside = map(int, ended.stdout.split())
     assert max(outside, inside) < 1000, "a tree is 250 pages"
+
+
+@needs_library
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="glibc 2.33")
+def test_glibc_keeps_small_blocks_that_were_freed_and_merges_them_now_and_then():
+    """As in any program, whose large blocks make it merge them: a request's large blocks are none of glibc's."""
+    check("""
+        names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+        class Info(ctypes.Structure):
+            _fields_ = [(name, ctypes.c_size_t) for name in names.split()]
+        libc.mallinfo2.restype = Info
+        with ctxalloc.request(whole=True):
+            for block in [libc.malloc(100) for _ in range(10_000)]:
+                libc.free(block)
+            assert libc.mallinfo2().fsmblks > 900 * KiB, libc.mallinfo2().fsmblks
+            for _ in range(20 * MiB // 108):
+                libc.free(libc.malloc(100))
+            assert libc.mallinfo2().fsmblks < 100 * KiB, libc.mallinfo2().fsmblks
+    """)

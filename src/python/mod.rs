@@ -42,6 +42,8 @@ mod interpreter;
 mod lookup;
 mod metrics;
 mod module;
+#[cfg(ctxalloc_whole)]
+mod named_capsules;
 mod numpy;
 mod options;
 #[cfg(ctxalloc_whole)]

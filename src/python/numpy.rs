@@ -202,6 +202,12 @@ pub(super) fn struct_in(capsule: &Bound<'_, PyAny>) -> Option<NonNull<abi::PyDat
     capsule::pointer_in(capsule, abi::CAPSULE_NAME).map(NonNull::cast)
 }
 
+/// The name of the capsules of handlers: NumPy's own text.
+#[cfg(ctxalloc_whole)]
+pub(super) fn capsule_name(py: Python<'_>) -> PyResult<&'static CStr> {
+    Ok(Numpy::get(py)?.capsule_name)
+}
+
 /// A capsule around a struct that lives for ever. Its name is NumPy's own text where that is the same: NumPy compares
 /// it for each array, and glibc's `strcmp` takes twice as long where one of two texts is at the end of a page.
 pub(super) fn capsule_around<'py>(

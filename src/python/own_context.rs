@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Where things are in their structs, in words.
-const TYPE: usize = 1;
+pub(super) const TYPE: usize = 1;
 /// `PyContext.ctx_vars`.
 const VARS: usize = 3;
 /// `PyHamtObject.h_root`.
@@ -79,7 +79,7 @@ pub(super) struct Reader {
 
 /// # Safety
 /// - `object` has a word there.
-unsafe fn word(object: *const c_void, at: usize) -> *const c_void {
+pub(super) unsafe fn word(object: *const c_void, at: usize) -> *const c_void {
     // SAFETY: `object` has a word in this place (this function's contract).
     unsafe { object.cast::<*const c_void>().add(at).read() }
 }

@@ -10,7 +10,8 @@ use super::asyncio::losing::{self, loses_work};
 use super::errors::with_cause;
 use super::eval_loop::eval_loop;
 use super::exit;
-use super::numpy::Numpy;
+use super::named_capsules::Named;
+use super::numpy::{Numpy, capsule_name};
 use super::overdraft;
 use super::own_context::{Reader, State};
 use super::preloaded::{Found, is_changing, look_at_selections, preloaded};
@@ -18,7 +19,6 @@ use super::profile::placed;
 use super::selection::Selection;
 use super::symbol::symbol;
 use crate::handler::Handler;
-use crate::handler::abi;
 use crate::handler::requests::handler_at;
 use crate::sync::Made;
 use crate::unattributed::nobodys_bytes;
@@ -31,7 +31,7 @@ use pyo3::types::PyCFunction;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
-use std::ptr::{NonNull, null, null_mut};
+use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
@@ -50,6 +50,8 @@ struct Asked {
     version_at: usize,
     var: Py<PyAny>,
     get: VarGet,
+    /// How what the variable has is looked into.
+    capsules: Named,
     /// How the variable is read without the GIL, if it can be.
     reader: Option<Reader>,
 }
@@ -244,7 +246,15 @@ fn begin(py: Python<'_>) -> Result<(), Why> {
     let version_at = version_offset(py, own)?.ok_or("the layout of its thread state is not known")?;
     let reader = Reader::tried(py, var.bind(py), State { own, context_at: version_at - size_of::<usize>() })?;
     let remembers = reader.is_none();
-    let asked = Asked { attached, own, version_at, var: var.clone_ref(py), get, reader };
+    let asked = Asked {
+        attached,
+        own,
+        version_at,
+        var: var.clone_ref(py),
+        get,
+        capsules: Named::tried(py, capsule_name(py)?)?,
+        reader,
+    };
     ASKED.get_or_make(|| asked);
     let domains = Domains::found(py)?;
     let python =
@@ -327,7 +337,7 @@ fn selected(thread: &mut Thread) -> Option<Handler> {
     } else {
         // SAFETY: this thread's state, and Python runs. What the variable has lives as long as the Context, in which
         // this thread is.
-        unsafe { reader?.value(own).and_then(|value| handler_in(value.as_ptr())) }
+        unsafe { reader?.value(own).and_then(|value| handler_in(asked, value.as_ptr())) }
     };
     thread.state = own;
     thread.version = version;
@@ -353,27 +363,20 @@ unsafe fn ask(asked: &Asked) -> Option<Handler> {
         if (asked.get)(asked.var.as_ptr(), null_mut(), &raw mut capsule) != 0 || capsule.is_null() {
             return None;
         }
-        let handler = handler_in(capsule);
+        let handler = handler_in(asked, capsule);
         ffi::Py_DECREF(capsule);
         handler
     }
 }
 
-/// The request's handler in what NumPy's variable has. Needs no GIL: both functions look only into a capsule that they
-/// find valid.
+/// The request's handler in what NumPy's variable has. Needs no GIL.
 ///
 /// # Safety
-/// - `capsule` is an object that lives. If it is a capsule of NumPy's name, it has NumPy's struct.
-unsafe fn handler_in(capsule: *mut ffi::PyObject) -> Option<Handler> {
-    // SAFETY: the object lives, and both functions look into it only where it is a valid capsule of this name, which
-    // has
-    // NumPy's struct (this function's contract).
-    unsafe {
-        let name = abi::CAPSULE_NAME.as_ptr();
-        let is_valid = ffi::PyCapsule_IsValid(capsule, name) == 1;
-        let c_struct = if is_valid { ffi::PyCapsule_GetPointer(capsule, name) } else { null_mut() };
-        NonNull::new(c_struct).and_then(|c_struct| handler_at(c_struct.cast()))
-    }
+/// - `value` is an object that lives, and that nobody changes meanwhile. If it is a capsule of NumPy's name, it has
+///   NumPy's struct.
+unsafe fn handler_in(asked: &Asked, value: *mut ffi::PyObject) -> Option<Handler> {
+    // SAFETY: an object that lives and does not change (this function's contract).
+    unsafe { asked.capsules.pointer_in(value) }.and_then(|c_struct| handler_at(c_struct.cast()))
 }
 
 /// `PyMemAllocatorDomain`.

@@ -405,3 +405,26 @@ def test_a_path_that_ld_preload_cannot_name_is_an_error(name, tmp_path):
     )
     assert (done.returncode, done.stdout) == (2, ""), done
     assert "set XDG_CACHE_HOME" in done.stderr, done
+
+
+def test_a_request_is_known_by_any_capsule_of_its_struct_and_by_nothing_else():
+    check("""
+        api = ctypes.pythonapi
+        api.PyCapsule_New.restype, api.PyCapsule_New.argtypes = ctypes.py_object, [ctypes.c_void_p] * 3
+        api.PyCapsule_GetPointer.restype = ctypes.c_void_p
+        api.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+        with ctxalloc.request(whole=True) as request:
+            items = contextvars.copy_context().items()
+            [(var, capsule)] = [item for item in items if "capsule object" in repr(item[1])]
+            struct = api.PyCapsule_GetPointer(capsule, b"mem_handler")
+            names = [ctypes.create_string_buffer(name) for name in (b"mem_handler", b"another")]
+            same, another = (api.PyCapsule_New(struct, ctypes.addressof(name), None) for name in names)
+            for value, is_known in (same, True), (another, False), ("mem_handler", False), (capsule, True):
+                token, before = var.set(value), request.stats.live_bytes
+                kept, block = bytearray(5 * MiB), without_gil.malloc(5 * MiB)
+                grown = request.stats.live_bytes - before
+                assert grown >= 10 * MiB if is_known else grown < MiB, (value, grown)
+                libc.free(block)
+                del kept
+                var.reset(token)
+    """)

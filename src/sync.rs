@@ -13,11 +13,11 @@ mod threads;
 
 pub(crate) use biased::{Biased, Inside};
 pub(crate) use called::Called;
-#[cfg(ctxalloc_whole)]
-pub(crate) use fork::is_forking;
 #[cfg(not(any(ctxalloc_loom, miri, windows)))]
 pub(crate) use fork::{AroundFork, around_fork};
 pub(crate) use fork::{HeldAcrossFork, HeldUntilDropped, Locked, forks, held_across_fork, hold_across_fork_until};
+#[cfg(ctxalloc_whole)]
+pub(crate) use fork::{fork_of_this_thread, is_forking};
 #[cfg(feature = "python")]
 pub(crate) use locked::Holding;
 #[cfg_attr(

@@ -87,6 +87,12 @@ pub(crate) fn is_paused() -> bool {
     IS_PAUSED.get()
 }
 
+/// Where [`is_paused`] finds its answer on this thread, as long as that lives.
+#[cfg(ctxalloc_whole)]
+pub(crate) fn pause_of_this_thread() -> *const bool {
+    IS_PAUSED.with(Cell::as_ptr)
+}
+
 /// New blocks of this thread are attributed to no request until the returned value is dropped. Around no code of the
 /// user's but strategies, what those call, and panic hooks: what else it makes is its request's.
 #[inline]

@@ -6,7 +6,6 @@ use super::symbol::symbol;
 use crate::sync::Made;
 use crate::whole::{Attach, AttachArrow, GetThread, Hook, Library, Thread};
 use pyo3::ffi::PyObject;
-use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
 
@@ -14,7 +13,7 @@ pub(super) type VarSet = unsafe extern "C" fn(*mut PyObject, *mut PyObject) -> *
 pub(super) type VarReset = unsafe extern "C" fn(*mut PyObject, *mut PyObject) -> c_int;
 
 /// The version of `preload.c` that this module agrees with.
-const VERSION: u32 = 7;
+const VERSION: u32 = 8;
 
 /// Where the library is.
 pub(super) struct Preloaded {
@@ -79,10 +78,16 @@ pub(super) fn look_at_selections(look: Look) {
     LOOK.get_or_make(|| look);
 }
 
+/// This thread's struct in the library.
+fn own() -> Option<*mut Thread> {
+    // SAFETY: the library's function, which only returns an address.
+    preloaded().library().map(|preloaded| unsafe { (preloaded.library.thread)() })
+}
+
 fn look() {
-    if let (Some(look), Some(preloaded)) = (LOOK.get(), preloaded().library()) {
+    if let (Some(look), Some(own)) = (LOOK.get(), own()) {
         // SAFETY: this thread's own struct, which lives as long as the thread; nobody else has a reference to it here.
-        look(unsafe { &mut *(preloaded.library.thread)() });
+        look(unsafe { &mut *own });
     }
 }
 
@@ -96,21 +101,15 @@ pub(super) fn watched(set: VarSet, reset: VarReset) -> (VarSet, VarReset) {
     (watched_set, watched_reset)
 }
 
-thread_local! {
-    /// Whether this thread is inside of a call that changes a ContextVar.
-    static CHANGES: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Whether this thread is changing a ContextVar. CPython forgets the cached value first and allocates afterwards: who
-/// read the variable then would have the old value cached again, of which `PyContextVar_Reset` lets go.
-pub(super) fn is_changing() -> bool {
-    CHANGES.get()
-}
-
+/// Makes a change of a ContextVar, and tells whoever asks meanwhile who is selected on this thread.
 fn changing<R>(change: impl FnOnce() -> R) -> R {
-    let before = CHANGES.replace(true); // the value that goes may run code that changes one too
+    let Some(own) = own() else { return change() };
+    // SAFETY: this thread's own struct, which lives as long as the thread. Nobody has a reference to it here, and none
+    // is kept: `change` may allocate.
+    unsafe { (*own).changes += 1 }; // the value that goes may run code that changes one too
     let answer = change();
-    CHANGES.set(before);
+    // SAFETY: as before the change: this thread's own struct, to which nobody has a reference here.
+    unsafe { (*own).changes -= 1 };
     answer
 }
 

@@ -14,7 +14,7 @@ use super::named_capsules::Named;
 use super::numpy::{Numpy, capsule_name};
 use super::overdraft;
 use super::own_context::{Reader, State};
-use super::preloaded::{Found, is_changing, look_at_selections, preloaded};
+use super::preloaded::{Found, look_at_selections, preloaded};
 use super::profile::placed;
 use super::selection::Selection;
 use super::symbol::symbol;
@@ -326,8 +326,7 @@ fn selected(thread: &mut Thread) -> Option<Handler> {
     let reader = asked.reader.as_ref().filter(|reader| attached.is_null() || reader.is_of_any_thread());
     // What was found the last time is only for where nobody can be asked: whoever sets NumPy's variable itself, as
     // asgiref does to carry a Context on, changes no version.
-    let is_changing = is_changing();
-    if is_changing || !(is_attached || reader.is_some()) {
+    if thread.changes > 0 || !(is_attached || reader.is_some()) {
         let is_known = thread.state == own && thread.version == version;
         return if is_known { handler_of(thread.account) } else { None };
     }

@@ -30,6 +30,12 @@ pub(crate) fn is_forking() -> bool {
     holders::is_forking()
 }
 
+/// Where [`is_forking`] finds its answer on this thread, as long as that lives: NULL is no.
+#[cfg(ctxalloc_whole)]
+pub(crate) fn fork_of_this_thread() -> *const *mut std::ffi::c_void {
+    holders::fork_of_this_thread()
+}
+
 /// Something whose locks no child may be born without: whoever forks takes them all first.
 pub(crate) trait HeldAcrossFork: Send + Sync {
     /// Calls `visit` with each lock, always in the order in which threads take them.
@@ -157,6 +163,11 @@ mod holders {
     #[cfg(ctxalloc_whole)]
     pub(super) fn is_forking() -> bool {
         !HELD.get().is_null()
+    }
+
+    #[cfg(ctxalloc_whole)]
+    pub(super) fn fork_of_this_thread() -> *const *mut std::ffi::c_void {
+        HELD.with(Cell::as_ptr).cast()
     }
 
     extern "C" fn before() {

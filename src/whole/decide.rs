@@ -15,8 +15,7 @@ use crate::handler::requests::{
     Beyond, Charged, Payer, charge, imports_around, is_counted, is_refused, is_untold, may_import, tell_by_null,
 };
 use crate::strategy::account::{WHOLE_REQUESTS, Weight};
-use crate::sync::{Made, is_forking};
-use crate::unattributed::is_paused;
+use crate::sync::Made;
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -109,13 +108,6 @@ pub(super) fn begin(places: Places, binding: Binding) {
 /// Blocks that were freed while this thread held all locks (between the sides of `fork`): a list through their first
 /// words. Whoever is next frees them.
 static POSTPONED: [AtomicPtr<u8>; 3] = [const { AtomicPtr::new(null_mut()) }; 3];
-
-impl Thread {
-    /// Whether its blocks are looked at. Not while we are at work ourselves.
-    pub(super) fn may_decide(&self) -> bool {
-        self.busy == 0 && !is_paused() && !is_forking()
-    }
-}
 
 /// Marks the thread as busy until it is dropped: what is allocated meanwhile is nobody's.
 pub(super) struct Busy<'a>(pub(super) &'a mut Thread);
@@ -274,7 +266,7 @@ impl Decider {
             return if is_refused { (REFUSED, null_mut()) } else { PASSED };
         }
         let Some(handler) = selected else {
-            nobodys::add(bytes, self.binding.python);
+            nobodys::add(thread.0, bytes, self.binding.python.as_ref());
             return PASSED;
         };
         let weight = Weight { bytes, is_object: kind != Kind::Native || thread.0.object > 0, is_sample: is_small };
@@ -299,7 +291,7 @@ impl Decider {
                 },
                 Answer::Grant => Beyond::Told,
                 Answer::Pass => {
-                    nobodys::add(bytes, self.binding.python);
+                    nobodys::add(thread.0, bytes, self.binding.python.as_ref());
                     return PASSED;
                 }
             };
@@ -316,7 +308,7 @@ impl Decider {
             self.overdrawn(thread.0, payer, true);
         }
         let Charged::To(payer) = charged else {
-            nobodys::add(bytes, self.binding.python);
+            nobodys::add(thread.0, bytes, self.binding.python.as_ref());
             return PASSED;
         };
         let record = Record::new(payer, size_bytes, weight, drawn_bytes);
@@ -331,7 +323,7 @@ impl Decider {
             None => {
                 // SAFETY: charged above, for this block.
                 unsafe { payer.release(weight) };
-                nobodys::add(bytes, self.binding.python);
+                nobodys::add(thread.0, bytes, self.binding.python.as_ref());
                 PASSED
             }
         }
@@ -439,13 +431,15 @@ impl Decider {
 /// - called by `preload.c`: the thread is this one, `block` a placed block of this kind that is given up.
 pub(super) unsafe extern "C" fn release(thread: *mut Thread, kind: u32, block: *mut c_void) {
     let (Some(decider), Some(block)) = (DECIDER.get(), NonNull::new(block.cast::<u8>())) else { return };
-    if is_forking() {
+    // SAFETY: this thread's own struct, which nobody else has.
+    let thread = unsafe { &mut *thread };
+    if thread.is_forking() {
         postpone(kind, block);
         return;
     }
-    // SAFETY: this thread's own, and a block that is given up (this function's contract).
+    // SAFETY: a block that is given up (this function's contract).
     unsafe {
-        let _busy = busy(&mut *thread);
+        let _busy = busy(thread);
         decider.release(Kind::of(kind), block);
     }
 }

@@ -3,10 +3,10 @@
 //!
 //! Groups are only ever added, without a lock: a child of `fork` may find one half made, which nobody uses then.
 
+use super::shared::Thread;
 use super::walk::{Python, outermost};
 use crate::sync::Made;
 use crate::unattributed::{GROUPS, join_nobodys, nobodys_of};
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -29,11 +29,6 @@ static ALL: [Group; GROUPS] =
 
 const OTHER: &str = "other threads";
 
-thread_local! {
-    /// Where this thread counts; `None` before it has asked. Without a destructor: threads allocate to their end.
-    static OWN: Cell<Option<&'static AtomicU64>> = const { Cell::new(None) };
-}
-
 /// What the system calls the thread that began it, and so every thread that nobody gave a name.
 static USUAL: Made<SystemName> = Made::new();
 
@@ -52,15 +47,13 @@ pub(super) fn begin() {
 }
 
 /// This thread asked for so many bytes while no request was selected on it. Without a lock.
-pub(super) fn add(bytes: usize, python: Option<Python>) {
-    OWN.get().unwrap_or_else(|| find_own(python)).fetch_add(bytes as u64, Ordering::Relaxed);
+pub(super) fn add(thread: &mut Thread, bytes: usize, python: Option<&Python>) {
+    thread.nobodys.get_or_insert_with(|| find_own(python)).fetch_add(bytes as u64, Ordering::Relaxed);
 }
 
 #[cold]
-fn find_own(python: Option<Python>) -> &'static AtomicU64 {
-    let own = join_nobodys(name_of_own(python).map_or(0, |name| find(&name)));
-    OWN.set(Some(own));
-    own
+fn find_own(python: Option<&Python>) -> &'static AtomicU64 {
+    join_nobodys(name_of_own(python).map_or(0, |name| find(&name)))
 }
 
 /// A name that is being put together. Not a String: nothing here allocates.
@@ -86,7 +79,7 @@ impl Name {
 }
 
 /// What the group of this thread is called; `None`: nothing is known of it.
-fn name_of_own(python: Option<Python>) -> Option<Name> {
+fn name_of_own(python: Option<&Python>) -> Option<Name> {
     let mut name = Name { bytes: [0; MAX_NAME], used: 0 };
     // SAFETY: both functions take nothing and only return a number.
     if unsafe { libc::gettid() == libc::getpid() } {

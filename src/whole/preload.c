@@ -35,7 +35,10 @@ struct thread {
     uint32_t resize;  /* ... and one that is resized */
     uint32_t raising; /* these two are the binding's: see src/whole/shared.rs */
     uint64_t guard;
-    uint64_t refusing; /* Rust's own */
+    uint64_t refusing; /* these four are Rust's own */
+    const void *paused, *held;
+    void *nobodys;
+    uint32_t changes; /* the binding's */
 };
 
 enum { NATIVE, MEM, OBJ, KINDS };
@@ -464,7 +467,7 @@ EXPORT void ctxalloc_whole_hook(uint32_t kind, const struct allocator *own, cons
 }
 
 /* The number of the agreement between this library and src/whole. */
-#define VERSION 7
+#define VERSION 8
 
 EXPORT uint32_t ctxalloc_whole_version(void) { return VERSION; }
 

@@ -10,7 +10,6 @@ use super::walk::Answer;
 use crate::handler::Handler;
 use crate::handler::requests::{Beyond, Handed, Payer, imports_around, may_import};
 use crate::strategy::account::{Force, Weight};
-use crate::sync::is_forking;
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
 
@@ -24,15 +23,16 @@ pub(super) unsafe extern "C" fn resize(
     outcome: *mut u32,
 ) -> *mut c_void {
     let (Some(decider), Some(block)) = (DECIDER.get(), NonNull::new(block)) else { die("resized before it began") };
-    if is_forking() {
+    // SAFETY: this thread's own struct, which nobody else has.
+    let thread = unsafe { &mut *thread };
+    if thread.is_forking() {
         // This thread has taken all locks. Whoever resizes in a function that `fork` calls is refused.
         // SAFETY: a place for the answer (this function's contract).
         unsafe { outcome.write(REFUSED) };
         return null_mut();
     }
-    // SAFETY: this thread's own struct, a live placed block, and a place for the answer (this function's contract).
+    // SAFETY: a live placed block, and a place for the answer (this function's contract).
     unsafe {
-        let thread = &mut *thread;
         let is_object = Kind::of(kind) != Kind::Native || thread.object > 0;
         let answer = || decider.answer(size_bytes, is_object);
         let (done, moved) = decider.resize(thread, Kind::of(kind), block.cast(), size_bytes, || None, answer);
@@ -53,7 +53,7 @@ pub(super) unsafe fn resize_for(
 ) -> (u32, *mut u8) {
     match DECIDER.get() {
         // SAFETY: a live placed block of native memory, not used again after `DONE` (this function's contract).
-        Some(decider) if !is_forking() => unsafe {
+        Some(decider) if !thread.is_forking() => unsafe {
             decider.resize(thread, Kind::Native, block, size_bytes, owner, answer_to_arrow)
         },
         _ => (REFUSED, null_mut()),

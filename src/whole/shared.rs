@@ -1,9 +1,11 @@
 //! What `preload.c` and this layer share: its structs and functions.
 
 use crate::handler::Handler;
+use crate::sync::fork_of_this_thread;
+use crate::unattributed::pause_of_this_thread;
 use std::ffi::c_void;
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 /// Which of the three ranges a block is in, and who asked for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,12 +48,42 @@ pub(crate) struct Thread {
     pub(crate) guard: u64,
     /// The next block of so many bytes is refused; 0: none.
     pub(super) refusing: u64,
+    /// Where [`is_paused`](crate::unattributed::is_paused) and [`is_forking`](crate::sync::is_forking) find their
+    /// answers on this thread; NULL until they were asked for. Those functions call the loader each time.
+    paused: *const bool,
+    held: *const *mut c_void,
+    /// Where it counts what is nobody's; `None` before it has asked.
+    pub(super) nobodys: Option<&'static AtomicU64>,
+    /// How many calls that change a ContextVar it is inside of. CPython forgets the cached value first and allocates
+    /// afterwards: who read the variable then would have the old value cached again, of which `PyContextVar_Reset` lets
+    /// go.
+    pub(crate) changes: u32,
 }
 
 impl Thread {
     /// Whether we, or somebody in our place, are at work on it.
     pub(super) fn is_busy(&self) -> bool {
         self.busy > 0
+    }
+
+    /// Whether its blocks are looked at. Not while we are at work ourselves.
+    pub(super) fn may_decide(&mut self) -> bool {
+        if self.busy > 0 || self.is_forking() {
+            return false;
+        }
+        // SAFETY: `is_forking` has found it. It is this thread's own, and lives as long as the thread, as this struct
+        // does; nobody has a reference to it for longer than a call.
+        unsafe { !self.paused.read() }
+    }
+
+    /// Whether it is between the two sides of a `fork`, and so has taken all locks that are held across it.
+    pub(super) fn is_forking(&mut self) -> bool {
+        if self.held.is_null() {
+            (self.paused, self.held) = (pause_of_this_thread(), fork_of_this_thread());
+        }
+        // SAFETY: this thread's own, which lives as long as the thread, as this struct does; nobody has a reference to
+        // it for longer than a call.
+        unsafe { !self.held.read().is_null() }
     }
 
     /// What it asks for is not looked at until this is called with `false`.

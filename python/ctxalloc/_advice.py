@@ -50,8 +50,9 @@ PREFERENCE: Final = (BASE, "pool", "hugepages", "arena")
 RULES: Final = (
     (
         "another strategy than the one that it was recorded under: only if each of its rounds takes less processor "
-        f"time than each of that one's, by at least {WORTH:.0%} of the requests' time, of each half of the recording "
-        f"too; or if it takes {LESS_MEMORY:.0%} and 1 MiB less memory and no more time"
+        f"time than each of that one's, by at least {WORTH:.0%} of the requests' time, or of what processors spent on "
+        "all requests if that is less, of each half of the recording too; or if it takes "
+        f"{LESS_MEMORY:.0%} and 1 MiB less memory and no more time"
     ),
     (f"more memory: 8 MiB, or {MORE_MEMORY:.0%}, or half the share of processor time that it saves, whichever is most"),
     "limit_bytes: 1.5 times the p99.9 of the peaks; reserve_bytes: 1.2 times their p95",
@@ -218,7 +219,7 @@ def needs_no_replay(route: dict[str, Any], *, is_program: bool = False) -> Decis
         said = f"it was recorded under {its.handler}, which no replay has, and what it is for no measurement says"
         return Decision("leave", its.strategy, said, None)
     bound = route["blocks"] * BLOCK_SECONDS + route["total_bytes"] / 4096 * FAULT_SECONDS
-    seconds = route["duration_ns"] / 1e9
+    seconds = recorded_seconds(route)
     if bound < WORTH * seconds and route["peak_live_bytes"] < LESS_MEMORY_BYTES:
         said = (
             f"its blocks can cost at most {bound / requests * 1e6:.1f} us of the {seconds / requests * 1e6:.0f} us of "
@@ -264,14 +265,29 @@ def _cpu(rounds: list[Round]) -> list[float]:
 
 
 def seconds_of(route: dict[str, Any], measured: Measured) -> float:
-    """The time of a route's requests, in seconds.
+    """The time of a route's requests, in seconds, as far as a processor may have spent it on them.
 
     A replay leaves out what the program does with its arrays; where it takes longer than the requests did, its own time
     is what can be gained from.
     """
+    return max(recorded_seconds(route), replayed_seconds(route, measured), 1e-9)
+
+
+def replayed_seconds(route: dict[str, Any], measured: Measured) -> float:
+    """What a replay of a route as it is takes of a processor; 0 if it was not replayed."""
     base = measured.get(as_it_is(route).strategy, [])
+    return statistics.median(_cpu(base)) if base else 0.0
+
+
+def recorded_seconds(route: dict[str, Any]) -> float:
+    """The most that processors spent on a route's requests, in seconds.
+
+    A request that waits, or that others run beside, takes more time than that. So it is its time, or what the processes
+    spent on all recorded requests together, where they say that and it is less.
+    """
     duration_ns: int = route["duration_ns"]
-    return max(duration_ns / 1e9, statistics.median(_cpu(base)) if base else 0.0, 1e-9)
+    processor_ns: int | None = route.get("processor_ns")
+    return (duration_ns if processor_ns is None else min(duration_ns, processor_ns)) / 1e9
 
 
 def _gain(name: str, base: list[Round], rounds: list[Round], requests: int, seconds: float) -> Gain:

@@ -114,6 +114,8 @@ def advise(
     except (OSError, ValueError) as error:
         raise UsageError(str(error)) from None
     every, whole, *beyond = found_routes
+    for route in every:
+        route["processor_ns"] = whole["processor_ns"]
     if not whole["requests"]:
         raise UsageError(_gaps.nothing(path, "finished request", recording.gaps))
     routes = every if only is None else [one for one in every[:1] if (one["name"] or UNNAMED) == (only or UNNAMED)]
@@ -174,7 +176,9 @@ def _with_all_together(
     as_they_are = {route["name"]: _advice.as_it_is(route).strategy for route in named}
     told = {one.route for one in found.advice}
     seconds = sum(one.busy_seconds for one in found.advice)
-    seconds += sum(route["duration_ns"] / 1e9 for route in routes if route["name"] not in told)
+    seconds += sum(_advice.recorded_seconds(route) for route in routes if route["name"] not in told)
+    replayed = sum(_advice.replayed_seconds(one.facts, one.measured) for one in found.advice)
+    seconds = min(seconds, max(_advice.recorded_seconds(found.whole), replayed))
     wanted = []
     for one in found.advice:
         if one.decision.verdict == "change" and one.decision.gain is not None:

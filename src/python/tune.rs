@@ -112,6 +112,7 @@ pub(super) fn recorded_routes<'py>(
     }
     let Summed { mut routes, whole, programs } = py.detach(|| summary.finish());
     let whole = numbers_of(py, whole)?;
+    whole.set_item("processor_ns", recording.processor_ns())?;
     let programs = programs.into_iter().map(|program| numbers_of(py, program)).collect::<PyResult<Vec<_>>>()?;
     whole.set_item("programs", programs)?;
     let first = first.map(|first| recorded_name(recording, first));

@@ -17,6 +17,8 @@ pub(super) const RATE: u8 = 4;
 pub(super) const CLOSED: u8 = 5;
 /// The name before it (or the handler's: its kind follows) is that of all which have no room.
 pub(super) const OTHERS: u8 = 6;
+/// What the process has used until now.
+pub(super) const USED: u8 = 7;
 
 /// The first byte of an event: what it is in the lowest four bits, and these.
 const OTHER_REQUEST: u8 = 0x10;
@@ -88,6 +90,42 @@ impl Process {
         };
         let [tells_ends, is_program] = bytes.number().map_or([false; 2], |flags| [1, 2].map(|bit| flags & bit != 0));
         Some(Self { tells_ends, is_program, requests_before: bytes.number(), ..found })
+    }
+}
+
+/// What a process has used since it began. None of the numbers falls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Used {
+    /// Of all threads, in the program and in the kernel.
+    pub(super) processor_ns: u64,
+    /// Requests that could have been recorded, and those that were; without those inside of others.
+    pub(super) seen: u64,
+    pub(super) chosen: u64,
+}
+
+impl Used {
+    pub(super) fn body(&self) -> Vec<u8> {
+        let mut bytes = vec![USED];
+        [self.processor_ns, self.seen, self.chosen].into_iter().for_each(|number| put(&mut bytes, number));
+        bytes
+    }
+
+    /// From a body without its first byte. What a later release adds at its end is not read.
+    pub(super) fn read(body: &[u8]) -> Option<Self> {
+        let mut bytes = Bytes { rest: body };
+        Some(Self { processor_ns: bytes.number()?, seen: bytes.number()?, chosen: bytes.number()? })
+    }
+
+    /// What of the processor's time between these two falls to requests that were recorded, if all took as much.
+    /// `None`: none was.
+    pub(super) fn for_chosen_since(&self, before: &Self) -> Option<u64> {
+        let [time, seen, chosen] = [
+            self.processor_ns.saturating_sub(before.processor_ns),
+            self.seen.saturating_sub(before.seen),
+            self.chosen.saturating_sub(before.chosen),
+        ];
+        let is_told = chosen > 0 && chosen <= seen;
+        is_told.then(|| (u128::from(time) * u128::from(chosen) / u128::from(seen)) as u64)
     }
 }
 
@@ -293,7 +331,7 @@ pub(super) fn read_event(bytes: &mut Bytes<'_>, before: &mut Before) -> Option<T
 
 #[cfg(test)]
 mod tests {
-    use super::{Events, Process, read_events};
+    use super::{Events, Process, Used, read_events};
     use crate::recording::event::{Event, Sums, Told, What};
 
     #[test]
@@ -362,5 +400,18 @@ mod tests {
             requests_before: Some(300),
         };
         assert_eq!(Process::read(&process.body()[1..]), Some(process));
+    }
+
+    #[test]
+    fn of_the_processors_time_as_much_is_the_recorded_requests_as_of_the_requests() {
+        let used = |processor_ns, seen, chosen| Used { processor_ns, seen, chosen };
+        let first = used(1_000, 7, 3);
+        assert_eq!(Used::read(&first.body()[1..]), Some(first));
+        assert_eq!(Used::read(&first.body()[1..3]), None, "it is not complete");
+        assert_eq!(used(41_000, 107, 13).for_chosen_since(&first), Some(4_000), "ten of a hundred");
+        assert_eq!(used(41_000, 17, 13).for_chosen_since(&first), Some(40_000), "all");
+        assert_eq!(used(41_000, 107, 3).for_chosen_since(&first), None, "none was recorded");
+        assert_eq!(used(41_000, 10, 10).for_chosen_since(&first), None, "more than there were");
+        assert_eq!(used(u64::MAX, u64::MAX, u64::MAX).for_chosen_since(&used(0, 0, 0)), Some(u64::MAX));
     }
 }

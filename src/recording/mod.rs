@@ -64,6 +64,7 @@ pub struct Recording {
     header: Header,
     is_cut_off: bool,
     has_program: bool,
+    processor_ns: Option<u64>,
     gaps: Vec<Gap>,
 }
 
@@ -112,8 +113,9 @@ impl Recording {
             header.one_in = first.one_in;
             header.share = first.share_ppm as f64 / 1e6;
         }
-        let Content { names, handlers, joined, is_cut_off, has_program, gaps, .. } = found;
-        Ok(Self { names, handlers, events: Events::Read(joined), header, is_cut_off, has_program, gaps })
+        let Content { names, handlers, joined, is_cut_off, has_program, processor_ns, gaps, .. } = found;
+        let events = Events::Read(joined);
+        Ok(Self { names, handlers, events, header, is_cut_off, has_program, processor_ns, gaps })
     }
 
     /// A recording of these events, which are sorted by time: for tests, and for loads that nobody recorded. Its
@@ -191,6 +193,13 @@ impl Recording {
     #[cfg_attr(not(feature = "python"), allow(dead_code, reason = "is for `recommend`"))]
     pub(crate) fn has_program(&self) -> bool {
         self.has_program
+    }
+
+    /// What of its processes' time on processors, in the program and in the kernel, falls to the recorded requests, if
+    /// those that were left out took as much. With it goes what was done beside all requests. `None`: not known.
+    #[cfg_attr(not(feature = "python"), allow(dead_code, reason = "is for `recommend`"))]
+    pub(crate) fn processor_ns(&self) -> Option<u64> {
+        self.processor_ns
     }
 
     /// Whether this request is a program that was recorded (`ctxalloc run --record`), and has others inside of it: to

@@ -5,7 +5,7 @@
 //! allocate nothing that they have no bytes for. What asks for more is no recording.
 
 use super::bodies::{Bodies, Numbers, Stretch};
-use super::encoded::{CLOSED, EVENTS, HANDLER, NAME, OTHERS, PROCESS, Process, RATE};
+use super::encoded::{CLOSED, EVENTS, HANDLER, NAME, OTHERS, PROCESS, Process, RATE, USED, Used};
 use super::files::files_of;
 use super::frames::{Frames, Part, window_bytes};
 use super::gaps::{Gap, Gaps};
@@ -41,6 +41,8 @@ pub(super) struct Content {
     /// How many recorded.
     pub(super) process_count: usize,
     pub(super) has_program: bool,
+    /// What of their processor time falls to recorded requests. `None`: one of them does not say.
+    pub(super) processor_ns: Option<u64>,
     pub(super) names: Vec<String>,
     pub(super) handlers: Vec<String>,
     pub(super) joined: Joined,
@@ -310,6 +312,7 @@ impl Reader {
                 self.highest_one_in = self.highest_one_in.max(one_in);
             }
             CLOSED => run.is_closed = true,
+            USED => run.note_used(Used::read(rest).ok_or("what a process has used is not complete")?),
             OTHERS => match (rest.first(), run.last_name) {
                 (Some(&NAME), number) => run.other_name = number,
                 (Some(&HANDLER), number) => run.other_handler = number,
@@ -333,6 +336,7 @@ impl Reader {
             gaps: self.gaps.into_vec(),
             file_bytes: self.file_bytes,
             process_count: self.runs.len(),
+            processor_ns: self.runs.iter().try_fold(0_u64, |sum, run| Some(sum.saturating_add(run.processor_ns()?))),
             has_program: self.runs.iter().any(|run| run.process.as_ref().is_some_and(|process| process.is_program)),
             ..Content::default()
         };
@@ -344,7 +348,7 @@ impl Reader {
 
 #[cfg(test)]
 mod tests {
-    use super::super::encoded::{EVENTS, Events, HANDLER, NAME, Process, named};
+    use super::super::encoded::{EVENTS, Events, HANDLER, NAME, Process, USED, Used, named};
     use super::super::event::{Event, What};
     use super::super::wire::frame;
     use super::{Content, Error, Files, MAGIC, Reader};
@@ -382,6 +386,25 @@ mod tests {
         reader.content()
     }
 
+    #[test]
+    fn what_a_process_used_lies_between_its_files_first_and_last_word() {
+        let used = |processor_ns, seen, chosen| Used { processor_ns, seen, chosen }.body();
+        let read = |of: &[&[Vec<u8>]]| {
+            let bodies = of.iter().enumerate().flat_map(|(pid, bodies)| {
+                let process = Process { pid: pid as u64, ..process() }.body();
+                [process].into_iter().chain(bodies.iter().cloned())
+            });
+            read(&file(&bodies.collect::<Vec<_>>()))
+        };
+        let processor = |of: &[&[Vec<u8>]]| read(of).expect("a recording").processor_ns;
+        let in_another_order = [used(700, 20, 2), used(1_100, 40, 4), used(100, 0, 0)];
+        assert_eq!(processor(&[&in_another_order]), Some(100), "a tenth of 1,000");
+        assert_eq!(processor(&[&in_another_order, &[used(0, 0, 0), used(50, 1, 1)]]), Some(150));
+        assert_eq!(processor(&[&in_another_order, &[]]), None, "the other one does not say");
+        assert_eq!(processor(&[&in_another_order[..1]]), None, "said once");
+        assert_eq!(read(&[&[vec![USED, 1]]]).expect("the rest").gaps.len(), 1);
+    }
+
     fn events(content: &Content) -> Vec<Event> {
         let mut place = super::super::join::Place::default();
         std::iter::from_fn(|| content.joined.next(&mut place).expect("an event")).collect()
@@ -397,7 +420,8 @@ mod tests {
             body.push(&Event::new(number * 9 + 1, 1, number, block));
             body.push(&Event::new(number * 9 + 2, 2, number, What::Free { block: number }));
         }
-        let good = [process().body(), named(NAME, 0, "route"), named(HANDLER, 0, "pool"), body.take()];
+        let used = Used { processor_ns: 1, seen: 1, chosen: 1 }.body();
+        let good = [process().body(), named(NAME, 0, "route"), named(HANDLER, 0, "pool"), body.take(), used];
         assert_eq!(events(&read(&file(&good)).expect("a recording")).len(), 3 * 39);
         let mut random = Random::new(1);
         let (mut errors, mut found, mut with_gaps) = (0, 0, 0);

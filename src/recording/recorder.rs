@@ -6,7 +6,7 @@
 
 mod share;
 
-use super::encoded::Process;
+use super::encoded::{Process, Used};
 use super::names::{Name, Names};
 use super::options::Options;
 use super::output::{Output, max_file_bytes};
@@ -54,8 +54,9 @@ pub(super) struct Core {
     /// As `forks()` was: another number means that this may be a child.
     forks: AtomicU32,
     one_in: AtomicU64,
-    /// Requests that could have been recorded, and those that were.
+    /// Requests that could have been recorded, and those that were; at last those with all inside of them.
     seen: AtomicU64,
+    chosen: AtomicU64,
     requests: AtomicU64,
     spent_ns: AtomicU64,
     /// When it last looked, and what had been spent then.
@@ -107,6 +108,7 @@ pub(super) fn core() -> &'static Core {
             forks: AtomicU32::new(forks()),
             one_in: AtomicU64::new(1),
             seen: AtomicU64::new(0),
+            chosen: AtomicU64::new(0),
             requests: AtomicU64::new(0),
             spent_ns: AtomicU64::new(0),
             looked: Locked::new((0, 0)),
@@ -270,7 +272,8 @@ impl Core {
             }
         });
         taken?;
-        let output = match Output::take(path, options.max_bytes, process) {
+        let taken = Output::take(path, options.max_bytes, process);
+        let output = match taken.and_then(|mut output| self.append_used(&mut output).map(|()| output)) {
             Ok(output) => output,
             Err(error) => {
                 drop(self.session.with(Option::take));
@@ -392,15 +395,27 @@ impl Core {
     fn write(&self) {
         let before = Instant::now();
         self.output(|output| {
+            let mut has_events = false;
             while let Some(next) = self.ready.with(VecDeque::pop_front) {
                 match next {
                     Ready::Body(body) => output.append(&body)?,
-                    Ready::Name(name) => output.name(name)?,
+                    Ready::Name(name) => {
+                        output.name(name)?;
+                        continue;
+                    }
                 }
+                has_events = true;
             }
-            Ok(())
+            if has_events { self.append_used(output) } else { Ok(()) }
         });
         self.spent_ns.fetch_add(before.elapsed().as_nanos() as u64, Relaxed);
+    }
+
+    /// Says what the process has used until now.
+    fn append_used(&self, output: &mut Output) -> io::Result<()> {
+        let Some((time, _)) = os::used() else { return Ok(()) };
+        let (seen, chosen) = (self.seen.load(Relaxed), self.chosen.load(Relaxed));
+        output.append(&Used { processor_ns: time.as_nanos() as u64, seen, chosen }.body())
     }
 
     fn output(&self, work: impl FnOnce(&mut Output) -> io::Result<()>) {

@@ -1,6 +1,6 @@
 //! `Run`: what one process recorded, as its frames come.
 
-use super::encoded::{Process, read_events};
+use super::encoded::{Process, Used, read_events};
 use super::event::{Told, What};
 use super::pages::Pages;
 use super::room::{Full, Room};
@@ -20,6 +20,8 @@ pub(super) struct Run {
     pub(super) other_name: Option<u64>,
     pub(super) other_handler: Option<u64>,
     pub(super) is_closed: bool,
+    /// What it had used at first and at last. Its files come in any order.
+    pub(super) used: Option<(Used, Used)>,
     pub(super) highest: Highest,
     /// Behind how many gaps its frames are now.
     pub(super) gaps: u32,
@@ -83,6 +85,22 @@ impl Run {
             }
             _ => Ok(()),
         }
+    }
+
+    /// What it has used at some time.
+    pub(super) fn note_used(&mut self, now: Used) {
+        let (first, last) = self.used.get_or_insert((now, now));
+        if now.processor_ns < first.processor_ns {
+            *first = now;
+        }
+        if now.processor_ns >= last.processor_ns {
+            *last = now;
+        }
+    }
+
+    /// What of its processor time falls to the requests that it recorded. `None`: it does not say.
+    pub(super) fn processor_ns(&self) -> Option<u64> {
+        self.used.and_then(|(first, last)| last.for_chosen_since(&first))
     }
 
     /// Adds a body.

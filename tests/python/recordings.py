@@ -63,6 +63,8 @@ class Script:
         self.accounts: dict[int, Account] = {}
         self.sizes: dict[int, tuple[int, int]] = {}
         self.requests = self.blocks = 0
+        self.used: list[tuple[int, int, int]] = []
+        """Nanoseconds of processor time, requests, and how many of them were recorded, until now."""
 
     def _add(self, thread: int, request: int, kind: int, rest: bytes) -> None:
         self.now += self.step_ns
@@ -121,6 +123,7 @@ class Script:
             # Each event's body stands for itself, so its block is told as a change from 0.
             first = bytes([1, kind | 0x10 | 0x20]) + number(at_ns) + change(0, request) + number(thread)
             bodies.append(first + rest)
+        bodies += [b"\7" + b"".join(map(number, used)) for used in self.used]
         bodies.append(b"\5")
         path.write_bytes(MAGIC + b"".join(map(frame, bodies)))
         return path

@@ -20,7 +20,9 @@ impl Core {
         if seen % LOOKS_EACH == LOOKS_EACH - 1 {
             self.look();
         }
-        mixed(seen).is_multiple_of(self.one_in.load(Relaxed)) && self.can_afford_one()
+        let is_chosen = mixed(seen).is_multiple_of(self.one_in.load(Relaxed)) && self.can_afford_one();
+        self.chosen.fetch_add(u64::from(is_chosen), Relaxed);
+        is_chosen
     }
 
     /// Whether what was spent so far is within the share. It may be far beyond after one large request: nobody knows

@@ -1,38 +1,49 @@
 """``async with`` of a request that reserves memory: it waits in the queue for room.
 
-The queue is in Rust (``src/room``). Here is only what asyncio has: a future, woken from whatever thread room came on.
+The queue is in Rust (``src/room``). Here is only what the loops have: asyncio's future and trio's cancel scope, by
+which a task is woken from whatever thread room came on.
 """
 
 import asyncio
+import sys
 import threading
 import weakref
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+
+from ctxalloc._native import _is_trios
 
 if TYPE_CHECKING:
     from ctxalloc._native import Request, _Admission
+
+
+class Listener(Protocol):
+    """Who does something while a request waits. What it raises is as a cancellation."""
+
+    async def until(self, turn: "asyncio.Future[None]") -> None:
+        """Under asyncio: returns when the turn has come."""
+
+    async def until_cancelled(self) -> None:
+        """Under trio, where it is cancelled when the turn has come: never returns."""
 
 
 async def enter(
     request: "Request",
     *,
     selects: bool = True,
-    until: "Callable[[asyncio.Future[None]], Awaitable[object]] | None" = None,
+    listener: Listener | None = None,
 ) -> "Request":
     """Enter ``request`` when there is room. Cancelled, it leaves the queue, or returns what it has just got.
 
-    ``selects``: whether its handler is selected. ``until``: awaits the turn; what it raises is as a cancellation.
+    ``selects``: whether its handler is selected.
     """
     admission = request._enter_or_wait(selects)  # noqa: SLF001 - made for this
-    return request if admission is None else await wait(request, admission, until)
+    return request if admission is None else await wait(request, admission, listener)
 
 
-async def wait(
-    request: "Request",
-    admission: "_Admission",
-    until: "Callable[[asyncio.Future[None]], Awaitable[object]] | None" = None,
-) -> "Request":
+async def wait(request: "Request", admission: "_Admission", listener: Listener | None = None) -> "Request":
     """Enter ``request`` when it is its turn."""
+    if _is_trios():
+        return await _wait_in_trio(request, admission, listener)
     watched: _Waiters | None = None
     try:
         loop = _running_loop(request)
@@ -43,7 +54,7 @@ async def wait(
             if watched is None:
                 watched = _watched(loop)
             watched[id(admission)] = (turn, weakref.ref(admission))
-            await (turn if until is None else until(turn))
+            await (turn if listener is None else listener.until(turn))
             if admission.enter():  # woken for nothing it asks once more
                 return request
     finally:
@@ -52,13 +63,30 @@ async def wait(
             watched.pop(id(admission), None)
 
 
+async def _wait_in_trio(request: "Request", admission: "_Admission", listener: Listener | None) -> "Request":
+    """The same in a task of trio, which lives until it has ended: nobody needs to hold it."""
+    trio: Any = sys.modules["trio"]
+    token = trio.lowlevel.current_trio_token()
+    try:
+        while True:
+            turn = trio.CancelScope()
+            if admission.enter(_TrioCall(token, turn, admission)):
+                return request
+            with turn:
+                await (trio.sleep_forever() if listener is None else listener.until_cancelled())
+            if admission.enter():
+                return request
+    finally:
+        admission.leave()
+
+
 def _running_loop(request: "Request") -> asyncio.AbstractEventLoop:
     try:
         return asyncio.get_running_loop()
     except RuntimeError:
         raise RuntimeError(
-            f"{request!r} has to wait for room, and `async with` waits in tasks of asyncio only, none of which runs "
-            "here; under trio enter it with `with` in a thread: `await trio.to_thread.run_sync(work)`"
+            f"{request!r} has to wait for room, and `async with` waits in tasks of asyncio and of trio, none of which "
+            "runs here; enter it with `with` in a thread"
         ) from None
 
 
@@ -157,3 +185,25 @@ class _Call:
         # The loop was closed before it came to this.
         if not self._is_over:
             self._leave()
+
+
+class _TrioCall:
+    """Wakes a task of trio that waits, from whatever thread. Weak, as ``_Call`` is."""
+
+    __slots__ = ("_admission", "_token", "_turn")
+
+    def __init__(self, token: Any, turn: Any, admission: "_Admission") -> None:
+        self._token = weakref.ref(token)
+        self._turn = weakref.ref(turn)
+        self._admission = weakref.ref(admission)
+
+    def __call__(self) -> None:
+        token, turn = self._token(), self._turn()
+        if token is None or turn is None:
+            return
+        try:
+            token.run_sync_soon(turn.cancel)
+        except sys.modules["trio"].RunFinishedError:
+            admission = self._admission()
+            if admission is not None:
+                admission.leave()

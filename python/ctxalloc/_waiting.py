@@ -6,6 +6,7 @@ any other. Threads (``wsgi``) need nothing of this: they wait in ``Request._begi
 """
 
 import asyncio
+import sys
 from collections import deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, Generic, TypeVar
@@ -47,7 +48,7 @@ class Waiting(Generic[_S]):
         """Begin it; and why it has no reservation, if it has none. Cancelled, it has ended, and leaves no trace."""
         begun = self._again(self._terms)
         try:
-            await _room.enter(begun, selects=self._selects, until=None if client is None else client.until)
+            await _room.enter(begun, selects=self._selects, listener=client)
         except (NoRoom, Gone) as error:
             return self._unreserved(), error.with_traceback(None)
         except BaseException as error:
@@ -91,6 +92,7 @@ class Client:
         self._heard: deque[MutableMapping[str, Any]] = deque()
         self._kept = 0
         self._next: asyncio.Future[MutableMapping[str, Any]] | None = None
+        self._failed: Exception | None = None
         self._is_whole = False
         self._listens = True
 
@@ -106,12 +108,26 @@ class Client:
             if self._next.done():
                 self._hear(self._next)
 
+    async def until_cancelled(self) -> None:
+        """The same under trio, where a ``receive`` that is cancelled has heard nothing."""
+        while self._listens:
+            try:
+                message = await self._receive()
+            except Exception as error:  # noqa: BLE001 - the application gets it
+                self._failed, self._listens = error, False
+            else:
+                self._keep(message)
+        await sys.modules["trio"].sleep_forever()
+
     def _hear(self, said: "asyncio.Future[MutableMapping[str, Any]]") -> None:
         if said.cancelled() or said.exception() is not None:
             self._listens = False  # the application gets it
             return
         self._next = None
-        message = said.result()
+        self._keep(said.result())
+
+    def _keep(self, message: MutableMapping[str, Any]) -> None:
+        """Gone: that is what it says."""
         self._heard.append(message)
         if message["type"] in ("http.disconnect", "websocket.disconnect"):
             raise Gone
@@ -124,6 +140,9 @@ class Client:
         """The application's ``receive``: first what was heard."""
         if self._heard:
             return self._heard.popleft()
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise failed
         following, self._next = self._next, None
         return await (self._receive() if following is None else following)
 

@@ -1,12 +1,16 @@
 """Waiting for room under gevent and trio: nobody's loop stands still."""
 
 import threading
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import subprocesses
 
 import ctxalloc
+from ctxalloc import _room
+from ctxalloc.asgi import AllocatorMiddleware
 
 pytestmark = pytest.mark.any_numpy
 
@@ -161,31 +165,173 @@ def wanting(budget: ctxalloc.Budget) -> ctxalloc.Request:
     return ctxalloc.request(budget=budget, reserve_bytes=600, root=True)
 
 
-def test_trio_is_told_where_to_wait() -> None:
-    budget, order = ctxalloc.Budget(1000, name="b"), []
+def is_as_new(budget: ctxalloc.Budget) -> bool:
+    return (budget.in_use_bytes, budget.reserved_bytes, budget.waiting) == (0, 0, 0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    with trio.fail_after(20):
+        while not condition():
+            await trio.sleep(0.001)
+
+
+def test_trios_tasks_wait_in_order_beside_those_that_run() -> None:
+    budget, order, ticks = ctxalloc.Budget(1000, name="b"), list[object](), list[int]()
+
+    async def tick() -> None:
+        while len(order) < 4:
+            ticks.append(budget.waiting)
+            await trio.sleep(0.001)
+
+    async def work(number: int) -> None:
+        async with wanting(budget) as mine:
+            assert (budget.reserved_bytes, ctxalloc.current_request()) == (600, mine)
+            order.append(number)
 
     def in_thread() -> None:
         with wanting(budget):
-            order.append(budget.reserved_bytes)
+            order.append("thread")
 
     async def main() -> None:
-        async with wanting(budget):  # there is room
-            assert budget.reserved_bytes == 600
-            with pytest.raises(RuntimeError, match=r"this thread runs trio.* `await trio.to_thread.run_sync"):
-                wanting(budget).__enter__()
-            with pytest.raises(RuntimeError, match=r"in tasks of asyncio only.* `await trio.to_thread.run_sync"):
-                await wanting(budget).__aenter__()
-            assert budget.waiting == 0
         async with trio.open_nursery() as nursery:
             with wanting_elsewhere(budget):
-                for _ in range(3):
-                    nursery.start_soon(trio.to_thread.run_sync, in_thread)
-                while budget.waiting < 3:
-                    await trio.sleep(0.001)
+                nursery.start_soon(tick)
+                for number in range(3):
+                    nursery.start_soon(work, number)
+                    await until(lambda: budget.waiting == number + 1)  # noqa: B023 - asked at once
+                nursery.start_soon(trio.to_thread.run_sync, in_thread)
+                await until(lambda: budget.waiting == 4 and ticks[-3:] == [4] * 3)
 
     trio.run(main)
-    assert order == [600] * 3
-    assert (budget.in_use_bytes, budget.reserved_bytes, budget.waiting) == (0, 0, 0)
+    assert order == [0, 1, 2, "thread"]
+    assert is_as_new(budget)
+
+
+def test_trios_tasks_that_wait_in_vain_leave_the_line() -> None:
+    budget, held = ctxalloc.Budget(1000, name="b"), list[weakref.ref[Any]]()
+
+    async def cancelled() -> None:
+        with trio.CancelScope() as scope:
+            held.append(weakref.ref(scope))
+            async with wanting(budget):
+                raise AssertionError("there is no room")
+
+    async def main() -> None:
+        with wanting_elsewhere(budget):
+            with pytest.raises(ctxalloc.NoRoom, match="in time"):
+                async with ctxalloc.request(budget=budget, reserve_bytes=600, root=True, timeout=0.01):
+                    pass
+            with trio.move_on_after(0.01) as scope:
+                async with wanting(budget):
+                    pass
+            assert scope.cancelled_caught
+            assert budget.waiting == 0
+            with pytest.raises(RuntimeError, match=r"this thread runs trio.* enter it with `async with`"):
+                wanting(budget).__enter__()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(cancelled)
+                await until(lambda: budget.waiting == 1)
+                (known,) = held
+                scope = known()
+                assert scope is not None
+                scope.cancel()
+        async with wanting(budget):  # cancelled before it waits
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                async with wanting(budget):
+                    raise AssertionError("there is no room")
+
+    trio.run(main)
+    assert is_as_new(budget)
+
+
+def test_a_turn_that_comes_after_trios_end_is_the_next_ones() -> None:
+    class Admission:
+        has_left = False
+
+        def leave(self) -> None:
+            self.has_left = True
+
+    async def main() -> Any:
+        return trio.lowlevel.current_trio_token()
+
+    token, turn, admission = trio.run(main), trio.CancelScope(), Admission()
+    _room._TrioCall(token, turn, admission)()  # type: ignore[arg-type] - all that is asked of it
+    assert admission.has_left
+
+
+class Served:
+    """A call of the middleware whose client says this, one after the other, and then stays."""
+
+    def __init__(self, budget: ctxalloc.Budget, *says: dict[str, Any] | Exception) -> None:
+        self.says, self.heard, self.answers, self.ends = list(says), list[Any](), list[int](), list[str]()
+        self.budget, self.was_waiting = budget, 0
+        terms = ctxalloc.request(budget=budget, reserve_bytes=600, timeout=20)
+        self.app: Any = AllocatorMiddleware(self.work, default=terms, on_end=self.end)
+
+    def end(self, _request: object, report: Any) -> None:
+        self.ends.append(report.outcome)
+
+    async def work(self, _scope: object, receive: Any, send: Any) -> None:
+        try:
+            while not self.heard or self.heard[-1].get("more_body"):
+                self.heard.append(await receive())
+        except OSError as error:
+            self.heard.append(error)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def receive(self) -> dict[str, Any]:
+        self.was_waiting = self.was_waiting or self.budget.waiting
+        if not self.says:
+            await trio.sleep_forever()
+        await trio.lowlevel.checkpoint()
+        said = self.says.pop(0)
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    async def send(self, message: dict[str, Any]) -> None:
+        await trio.lowlevel.checkpoint()
+        self.answers.extend([message["status"]] if "status" in message else [])
+
+    async def run(self) -> None:
+        scope = {"type": "http", "method": "GET", "path": "/", "headers": [], "query_string": b"", "scheme": "http"}
+        await self.app(scope, self.receive, self.send)
+
+
+PART: dict[str, Any] = {"type": "http.request", "body": b"a", "more_body": True}
+LAST: dict[str, Any] = {"type": "http.request", "body": b"z", "more_body": False}
+GONE: dict[str, Any] = {"type": "http.disconnect"}
+
+
+@pytest.mark.parametrize(
+    ("says", "heard", "end"),
+    [
+        ([LAST], [LAST], "completed"),
+        ([PART, PART, LAST], [PART, PART, LAST], "completed"),
+        ([PART] * 100 + [LAST], [PART] * 100 + [LAST], "completed"),
+        ([LAST, GONE], [], "disconnected"),
+        ([PART, OSError("reset")], [PART, OSError], "completed"),
+    ],
+    ids=["one part", "parts", "more parts than are kept", "gone", "broken"],
+)
+def test_the_middleware_waits_in_trio_and_loses_nothing_of_the_body(says: Any, heard: Any, end: str) -> None:
+    budget = ctxalloc.Budget(1000, name="b")
+    served = Served(budget, *says)
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            with wanting_elsewhere(budget):
+                nursery.start_soon(served.run)
+                await until(lambda: len(served.says) in (0, 37))  # 64 KiB were heard, each part a KiB at least
+                await until(lambda: budget.waiting == (end == "completed"))
+                assert (served.was_waiting, served.heard) == (1, [])
+
+    trio.run(main)
+    assert [OSError if isinstance(one, OSError) else one for one in served.heard] == heard
+    assert (served.ends, served.answers) == ([end], [200] if end == "completed" else [])
+    assert is_as_new(budget)
 
 
 class wanting_elsewhere:  # noqa: N801 - reads as a function

@@ -125,16 +125,17 @@ impl NoLoop {
 
     /// RuntimeError: an event loop runs here.
     fn check(py: Python<'_>, text: impl Fn() -> String) -> PyResult<()> {
-        let (what, instead) = if running_loop(py).is_some() {
-            ("an event loop", "enter it with `async with`")
+        let what = if running_loop(py).is_some() {
+            "an event loop"
         } else if runs_trio(py) {
-            ("trio", "enter it in a thread: `await trio.to_thread.run_sync(work)`")
+            "trio"
         } else {
             return Ok(());
         };
         RESERVED.set(0);
         Err(PyRuntimeError::new_err(format!(
-            "{} reserves memory, and this thread runs {what}, which would stand still while it waits; {instead}",
+            "{} reserves memory, and this thread runs {what}, which would stand still while it waits; enter it with \
+             `async with`",
             text()
         )))
     }

@@ -6,6 +6,7 @@
 
 use super::exit;
 use super::options::{Options, no_bool};
+use super::pending::SetAside;
 use crate::strategy::{CallbackFunctions, Callbacks, Strategy};
 use pyo3::prelude::*;
 use std::ffi::c_void;
@@ -46,7 +47,11 @@ struct OfObjects {
 impl OfObjects {
     fn call<R>(&self, work: impl FnOnce(&Callbacks) -> R) -> Option<R> {
         if self.in_python {
-            exit::try_attach_before_exit(|_| work(&self.callbacks))
+            exit::try_attach_before_exit(|py| {
+                // NumPy frees what it made before an exception while that is pending.
+                let _pending = SetAside::new(py);
+                work(&self.callbacks)
+            })
         } else {
             Some(work(&self.callbacks))
         }

@@ -7,6 +7,7 @@ import re
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -333,6 +334,25 @@ def test_callbacks_serve_arrays_and_free_gets_the_true_size(fresh_name: Callable
         np.empty(1000)
     del arrays, zeros, empty
     assert (heap.sizes, heap.wrong, heap.contexts) == ({}, [], {1234})
+
+
+def test_callbacks_of_python_run_while_an_exception_waits(fresh_name: Callable[[], str]) -> None:
+    """NumPy frees what it began before it raises; code that runs meanwhile takes that exception for its own."""
+    heap, lock = Heap(), threading.Lock()
+
+    def free(ctx: int | None, block: int, size: int) -> None:
+        with lock:
+            heap.free(ctx, block, size)
+
+    handler = made(
+        Callbacks(malloc=heap.malloc, calloc=heap.calloc, realloc=heap.realloc, free=type(heap.free)(free)), fresh_name
+    )
+    with ctxalloc.use(handler):
+        with pytest.raises(ValueError, match="could not convert string to float: 'x'"):
+            np.array([1.0, 2.0, "x"], dtype=float)
+        with pytest.raises(ZeroDivisionError):
+            np.fromiter((1 / (3 - number) for number in range(9)), float)
+    assert (heap.sizes, heap.wrong, lock.locked()) == ({}, [], False)
 
 
 def test_arrays_of_python_callbacks_may_be_alive_when_python_exits() -> None:

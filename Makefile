@@ -140,7 +140,7 @@ VALGRIND_ARGS := --quiet --suppressions=tests/c/valgrind.supp --error-exitcode=1
 
 .PHONY: c-library
 c-library: ## the C library without Python, its header and its pkg-config file, into target/c (or PREFIX=...)
-	$(CARGO) rustc --quiet --release --locked --lib --no-default-features --features capi --target-dir target/c-build \
+	MAKEFLAGS= $(CARGO) rustc --quiet --release --locked --lib --no-default-features --features capi --target-dir target/c-build \
 		--crate-type cdylib,staticlib -- -C link-arg=-Wl,-soname,libctxalloc.so.0
 	install -d $(PREFIX)/include $(PREFIX)/lib/pkgconfig
 	install -m 644 include/ctxalloc.h $(PREFIX)/include
@@ -152,9 +152,9 @@ c-library: ## the C library without Python, its header and its pkg-config file, 
 # ---- the tests of every change ----------------------------------------------------------------------
 
 .PHONY: test lint lint-rust lint-python types types-stubs types-sources doc \
-	test-rust test-rust-services test-rust-core test-rust-whole test-rust-optimized test-c oracle \
+	test-rust test-rust-services test-rust-core test-rust-whole test-rust-optimized test-c oracle test-c-and-oracle \
 	test-python test-newest test-oldest-numpy
-test: lint-rust doc compiled lint-python types test-rust test-c oracle test-python ## what every change must pass; CI also runs test-newest and test-oldest-numpy
+test: lint-rust doc compiled lint-python types test-rust test-c-and-oracle test-python ## what every change must pass; CI also runs test-newest and test-oldest-numpy
 	@echo 'make test: passed. Not run here, but in CI: make test-newest test-oldest-numpy'
 lint: lint-rust lint-python types ## formatters, linters and type checks only
 
@@ -223,7 +223,11 @@ test-c: c-library ## a C program without Python, linked statically and dynamical
 		echo 'test-c: not under valgrind, which is not installed'; fi
 
 oracle: $(DONE)/tools $(DONE)/package ## random programs: CPython and Rust must select the same handler at every step
-	$(PY) tests/oracle/run.py --programs 3000 --seed 1 --seed fresh
+	MAKEFLAGS= $(PY) tests/oracle/run.py --programs 3000 --seed 1 --seed fresh
+
+# valgrind is on one processor for half a minute, and neither measures anything.
+test-c-and-oracle: $(DONE)/tools $(DONE)/package
+	$(side_by_side) test-c oracle
 
 test-python: $(DONE)/tools $(DONE)/extension ## pytest in .venv
 	$(PY) -m pytest $(PYTEST_ARGS)

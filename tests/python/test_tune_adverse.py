@@ -300,7 +300,7 @@ def test_no_more_memory_than_is_stated(what: str, name: str, tmp_path: Path) -> 
     told = [process(), *(named(2, at, one) for at, one in enumerate(names)), named(3, 0, "System"), *bodies(events())]
     path.write_bytes(recordings.MAGIC + b"".join(told))
     words = [name, str(path), "--rounds", "1", "--strategy", "default", "--json"]
-    done = subprocesses.run(MEASURES.replace("{words!r}", repr(json.dumps(words))))
+    done = subprocesses.run(f"{MEASURES}measured({words!r})")
     assert done.code == 0, done.err
     *said, (status, taken) = (line.split() for line in done.err.splitlines())
     assert status == "0" or (status == "2" and said), done.err

@@ -4,11 +4,29 @@ Imported where gevent is there already: who waits otherwise blocks its thread, a
 greenlets, of which one may be what it waits for.
 """
 
+import asyncio
+import sys
+from types import FrameType
 from typing import Any
 
 import gevent
 import gevent.event
 import gevent.monkey
+
+
+def runs_elsewhere(loop: object) -> bool:
+    """Whether another greenlet runs this event loop, which asyncio knows of the thread.
+
+    One that does not say in whose frames it runs (uvloop's) may be this greenlet's.
+    """
+    if not isinstance(loop, asyncio.BaseEventLoop) or not isinstance(gevent.getcurrent(), gevent.Greenlet):
+        return False
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - a greenlet's frames end where it begins
+    while frame is not None:
+        if frame.f_code is asyncio.BaseEventLoop.run_forever.__code__ and frame.f_locals.get("self") is loop:
+            return False
+        frame = frame.f_back
+    return True
 
 
 def turn() -> "Turn | None":

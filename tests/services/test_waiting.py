@@ -161,6 +161,42 @@ print("as it must be")
     assert subprocesses.says(program) == "as it must be"
 
 
+def test_a_greenlet_waits_beside_another_one_that_runs_an_event_loop() -> None:
+    program = f"""{PATCHED}
+import asyncio
+done = []
+async def refused():
+    try:
+        with wanting():
+            pass
+    except RuntimeError as error:
+        assert "enter it with `async with`" in str(error), error
+        done.append("refused")
+async def main():
+    while not budget.waiting:  # the greenlet is the first
+        await asyncio.sleep(0.001)
+    await refused()
+    async with wanting(timeout=20):  # in the line behind the greenlet
+        done.append("task")
+    while len(done) < 3:
+        await asyncio.sleep(0.001)
+def work():
+    asyncio._get_running_loop().get_debug()  # it is known on the whole thread
+    with wanting(timeout=20):
+        done.append("greenlet")
+with wanting():
+    served = gevent.spawn(asyncio.run, main())
+    until(lambda: asyncio._get_running_loop() is not None)
+    waiting = gevent.spawn(work)
+    until(lambda: budget.waiting == 2)
+gevent.joinall([served, waiting], timeout=20, raise_error=True)
+assert done == ["refused", "greenlet", "task"], done
+assert is_as_new()
+print("as it must be")
+"""
+    assert subprocesses.says(program) == "as it must be"
+
+
 def wanting(budget: ctxalloc.Budget) -> ctxalloc.Request:
     return ctxalloc.request(budget=budget, reserve_bytes=600, root=True)
 

@@ -125,7 +125,7 @@ impl NoLoop {
 
     /// RuntimeError: an event loop runs here.
     fn check(py: Python<'_>, text: impl Fn() -> String) -> PyResult<()> {
-        let what = if running_loop(py).is_some() {
+        let what = if running_loop(py).is_some_and(|found| !is_another_greenlets(py, &found)) {
             "an event loop"
         } else if runs_trio(py) {
             "trio"
@@ -139,6 +139,13 @@ impl NoLoop {
             text()
         )))
     }
+}
+
+/// Whether another greenlet of this thread runs this event loop, which goes on while this one waits.
+fn is_another_greenlets(py: Python<'_>, event_loop: &Bound<'_, PyAny>) -> bool {
+    static ELSEWHERE: Imported = Imported::new("ctxalloc._gevent", "runs_elsewhere");
+    let answer = module(py, intern!(py, "gevent")).and_then(|_| ELSEWHERE.get(py).ok()?.call1((event_loop,)).ok());
+    answer.is_some_and(|answer| answer.is_truthy().unwrap_or(false))
 }
 
 /// Whether trio runs on this thread.

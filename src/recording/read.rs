@@ -257,8 +257,8 @@ impl Reader {
             self.highest_one_in = self.highest_one_in.max(process.one_in);
             let key = (process.pid, process.began_unix_ns);
             let known = self.run_of.get(&key).copied();
-            self.room.give(if known.is_some() { rest.len() } else { 0 });
             let run = known.map_or_else(|| self.new_run(at, Some(process), bytes), Ok);
+            self.room.give(if known.is_some() || run.is_err() { rest.len() } else { 0 });
             // Those that follow are not the process's before it.
             *place = Place { run: run.as_ref().ok().copied(), is_behind_gap: false };
             let run = run?;
@@ -312,7 +312,10 @@ impl Reader {
                 self.highest_one_in = self.highest_one_in.max(one_in);
             }
             CLOSED => run.is_closed = true,
-            USED => run.note_used(Used::read(rest).ok_or("what a process has used is not complete")?),
+            USED => {
+                let now = Used::read(rest).ok_or("what a process has used is not complete")?;
+                run.note_used(now, &mut self.room)?;
+            }
             OTHERS => match (rest.first(), run.last_name) {
                 (Some(&NAME), number) => run.other_name = number,
                 (Some(&HANDLER), number) => run.other_handler = number,

@@ -20,14 +20,18 @@ pub(super) struct Run {
     pub(super) other_name: Option<u64>,
     pub(super) other_handler: Option<u64>,
     pub(super) is_closed: bool,
-    /// What it had used at first and at last. Its files come in any order.
-    pub(super) used: Option<(Used, Used)>,
+    /// What it had used at first and at last. Its files come in any order. Apart: most processes of a file that was
+    /// made to be large say nothing.
+    used: Option<Box<(Used, Used)>>,
     pub(super) highest: Highest,
     /// Behind how many gaps its frames are now.
     pub(super) gaps: u32,
     /// When each request began, and one more: kept from the first gap on.
     pub(super) begun: Option<Pages<u64>>,
 }
+
+/// What is noted of what a process has used, with what an allocator adds.
+const USED_BYTES: usize = size_of::<(Used, Used)>() + 16;
 
 /// The highest numbers, and the last time.
 #[derive(Debug, Default, Clone, Copy)]
@@ -88,19 +92,23 @@ impl Run {
     }
 
     /// What it has used at some time.
-    pub(super) fn note_used(&mut self, now: Used) {
-        let (first, last) = self.used.get_or_insert((now, now));
+    pub(super) fn note_used(&mut self, now: Used, room: &mut Room) -> Result<(), Full> {
+        if self.used.is_none() {
+            room.take(USED_BYTES)?;
+        }
+        let (first, last) = &mut **self.used.get_or_insert_with(|| Box::new((now, now)));
         if now.processor_ns < first.processor_ns {
             *first = now;
         }
         if now.processor_ns >= last.processor_ns {
             *last = now;
         }
+        Ok(())
     }
 
     /// What of its processor time falls to the requests that it recorded. `None`: it does not say.
     pub(super) fn processor_ns(&self) -> Option<u64> {
-        self.used.and_then(|(first, last)| last.for_chosen_since(&first))
+        self.used.as_deref().and_then(|(first, last)| last.for_chosen_since(first))
     }
 
     /// Adds a body.

@@ -155,15 +155,17 @@ __attribute__((constructor)) static void find_early(void) {
     find_loader();
 }
 
-/* glibc merges the small blocks that were freed into its fast bins when a large one is asked for. A request's large
- * ones go elsewhere, so glibc is asked for one in their place, once in 16 MiB of a request's small blocks. Until then
- * it has what was freed for blocks of the same sizes, and it merges them before it takes more from the system. */
+/* glibc merges the small blocks that were freed into its fast bins when a large one is asked for, and gives the end of a
+ * heap back when one is freed. A request's large ones go elsewhere, so glibc is asked for one in their place: once in
+ * 16 MiB of a request's small blocks, and where a large one is freed after 1 MiB of them. Until then it has what was
+ * freed for blocks of the same sizes, and it merges them before it takes more from the system. */
 #define LARGE_FOR_GLIBC (64 << 10)
-#define SAMPLES_TO_MERGE 1024
+enum { SAMPLES_TO_MERGE = 1024, SAMPLES_TO_LARGE = 64 };
 static __thread uint32_t samples __attribute__((tls_model("initial-exec")));
 
-static void count_sample(void) {
-    if (++samples % SAMPLES_TO_MERGE == 0) next.free(next.malloc(LARGE_FOR_GLIBC));
+static void merge(void) {
+    samples = 0;
+    next.free(next.malloc(LARGE_FOR_GLIBC));
 }
 
 /* Rust decides about a block. NULL with PASS: it goes to the next allocator. */
@@ -176,7 +178,8 @@ static __attribute__((noinline)) void *decide(uint32_t kind, size_t size, size_t
     }
     int saved = errno;
     void *block = decider->allocate(&self, kind, size, align, how, outcome);
-    if (kind == NATIVE && block && size < __atomic_load_n(&exact_from, __ATOMIC_RELAXED)) count_sample();
+    bool is_sample = kind == NATIVE && block && size < __atomic_load_n(&exact_from, __ATOMIC_RELAXED);
+    if (is_sample && ++samples == SAMPLES_TO_MERGE) merge();
     errno = *outcome == REFUSED ? ENOMEM : saved;
     return block;
 }
@@ -212,7 +215,10 @@ EXPORT void *calloc(size_t count, size_t each) {
 
 static __attribute__((noinline)) void free_placed(int kind, void *block) {
     int saved = errno;
-    __atomic_load_n(&slow, __ATOMIC_ACQUIRE)->release(&self, kind, block);
+    const struct slow *decider = __atomic_load_n(&slow, __ATOMIC_ACQUIRE);
+    bool is_large = samples >= SAMPLES_TO_LARGE && decider->usable(block) >= LARGE_FOR_GLIBC;
+    decider->release(&self, kind, block);
+    if (is_large) merge();
     errno = saved;
 }
 

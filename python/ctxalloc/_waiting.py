@@ -6,9 +6,10 @@ any other. Threads (``wsgi``) need nothing of this: they wait in ``Request._begi
 """
 
 import asyncio
+import contextvars
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Generator, MutableMapping
 from typing import Any, Final, Generic, TypeVar
 
 from ctxalloc import _room
@@ -91,8 +92,7 @@ class Client:
         self._receive = receive
         self._heard: deque[MutableMapping[str, Any]] = deque()
         self._kept = 0
-        self._next: asyncio.Future[MutableMapping[str, Any]] | None = None
-        self._failed: Exception | None = None
+        self._next: _Hearing | asyncio.Future[MutableMapping[str, Any]] | None = None
         self._is_whole = False
         self._listens = True
 
@@ -104,30 +104,26 @@ class Client:
             if self._next is None or not self._listens:
                 await turn
                 return
-            await asyncio.wait((turn, self._next), return_when=asyncio.FIRST_COMPLETED)
-            if self._next.done():
-                self._hear(self._next)
+            said = self._next
+            assert not isinstance(said, _Hearing)  # noqa: S101 - of trio's
+            await asyncio.wait((turn, said), return_when=asyncio.FIRST_COMPLETED)
+            if said.done():
+                self._hear(said)
 
     async def until_cancelled(self) -> None:
-        """The same under trio, where a ``receive`` that is cancelled has heard nothing."""
+        """The same under trio. What is being received goes on."""
         while self._listens:
-            try:
-                message = await self._receive()
-            except Exception as error:  # noqa: BLE001 - the application gets it
-                self._failed, self._listens = error, False
-            else:
-                self._keep(message)
+            said = self._next = _Hearing(self._receive)
+            await said.ended()
+            self._hear(said)
         await sys.modules["trio"].sleep_forever()
 
-    def _hear(self, said: "asyncio.Future[MutableMapping[str, Any]]") -> None:
+    def _hear(self, said: "_Hearing | asyncio.Future[MutableMapping[str, Any]]") -> None:
         if said.cancelled() or said.exception() is not None:
             self._listens = False  # the application gets it
             return
         self._next = None
-        self._keep(said.result())
-
-    def _keep(self, message: MutableMapping[str, Any]) -> None:
-        """Gone: that is what it says."""
+        message = said.result()
         self._heard.append(message)
         if message["type"] in ("http.disconnect", "websocket.disconnect"):
             raise Gone
@@ -140,9 +136,6 @@ class Client:
         """The application's ``receive``: first what was heard."""
         if self._heard:
             return self._heard.popleft()
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            raise failed
         following, self._next = self._next, None
         return await (self._receive() if following is None else following)
 
@@ -150,3 +143,53 @@ class Client:
         """Nobody listens any more."""
         if self._next is not None:
             self._next.cancel()
+
+
+class _Hearing:
+    """A ``receive`` under trio, as a future of asyncio would be: in a task of its own, so that nobody's end ends it.
+
+    A middleware's ``receive`` may have taken a message from the server, and be cancelled before it returns it.
+    """
+
+    def __init__(self, receive: Callable[[], Awaitable[MutableMapping[str, Any]]]) -> None:
+        trio: Any = sys.modules["trio"]
+        self._scope, self._ended = trio.CancelScope(), trio.Event()
+        self._message: MutableMapping[str, Any] | None = None
+        self._error: Exception | None = None
+        trio.lowlevel.spawn_system_task(self._hear, receive, context=contextvars.copy_context())
+
+    async def _hear(self, receive: Callable[[], Awaitable[MutableMapping[str, Any]]]) -> None:
+        try:
+            with self._scope:
+                self._message = await receive()
+        except Exception as error:  # noqa: BLE001 - the application gets it
+            self._error = error
+        finally:
+            self._ended.set()
+
+    async def ended(self) -> None:
+        """Returns when it has."""
+        await self._ended.wait()
+
+    def cancelled(self) -> bool:
+        return self._message is None and self._error is None
+
+    def exception(self) -> Exception | None:
+        return self._error
+
+    def result(self) -> MutableMapping[str, Any]:
+        if self._error is not None:
+            raise self._error
+        assert self._message is not None, "only its client cancels it"  # noqa: S101 - as said
+        return self._message
+
+    def cancel(self) -> None:
+        self._scope.cancel()
+
+    def __await__(self) -> Generator[Any, Any, MutableMapping[str, Any]]:
+        try:
+            yield from self.ended().__await__()
+        except BaseException:
+            self.cancel()
+            raise
+        return self.result()

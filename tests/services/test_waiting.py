@@ -15,6 +15,7 @@ from ctxalloc.asgi import AllocatorMiddleware
 pytestmark = pytest.mark.any_numpy
 
 trio: Any = pytest.importorskip("trio")
+pytest.importorskip("trio.testing")
 pytest.importorskip("gevent")
 
 GEVENT = """
@@ -339,6 +340,58 @@ class Served:
 PART: dict[str, Any] = {"type": "http.request", "body": b"a", "more_body": True}
 LAST: dict[str, Any] = {"type": "http.request", "body": b"z", "more_body": False}
 GONE: dict[str, Any] = {"type": "http.disconnect"}
+
+
+def test_what_a_middleware_has_taken_when_the_turn_comes_is_the_applications() -> None:
+    """As Starlette's BaseHTTPMiddleware, which awaits something between the server's message and its own answer."""
+    budget = ctxalloc.Budget(1000, name="b")
+    served = Served(budget, PART, PART, LAST)
+    server = served.receive
+
+    async def main() -> None:
+        has_taken, may_go_on = trio.Event(), trio.Event()
+
+        async def receive() -> dict[str, Any]:
+            message = await server()
+            if len(served.says) == 1:  # the second part
+                has_taken.set()
+                await may_go_on.wait()
+            return message
+
+        served.receive = receive  # type: ignore[method-assign] - a middleware outside
+        async with trio.open_nursery() as nursery:
+            with wanting_elsewhere(budget):
+                nursery.start_soon(served.run)
+                await has_taken.wait()
+            await until(lambda: served.heard == [PART])  # the turn came, and the application waits for more
+            may_go_on.set()
+
+    trio.run(main)
+    assert (served.heard, served.ends, served.answers) == ([PART, PART, LAST], ["completed"], [200])
+    assert is_as_new(budget)
+
+
+def test_an_application_that_is_cancelled_while_it_receives_ends_what_its_wait_began() -> None:
+    budget = ctxalloc.Budget(1000, name="b")
+    served = Served(budget, PART)  # and no more comes
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            with wanting_elsewhere(budget):
+                nursery.start_soon(served.run)
+                await until(lambda: not served.says)
+            await until(lambda: served.heard == [PART])
+            nursery.cancel_scope.cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        assert trio.lowlevel.current_statistics().tasks_living == tasks
+
+    async def count() -> int:
+        return int(trio.lowlevel.current_statistics().tasks_living)
+
+    tasks = trio.run(count)
+    trio.run(main)
+    assert (served.ends, served.answers) == (["cancelled"], [])
+    assert is_as_new(budget)
 
 
 @pytest.mark.parametrize(

@@ -403,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn of_the_processors_time_as_much_is_the_recorded_requests_as_of_the_requests() {
+    fn of_the_processors_time_recorded_requests_have_their_share() {
         let used = |processor_ns, seen, chosen| Used { processor_ns, seen, chosen };
         let first = used(1_000, 7, 3);
         assert_eq!(Used::read(&first.body()[1..]), Some(first));

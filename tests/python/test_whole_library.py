@@ -178,7 +178,7 @@ def test_what_libraries_let_go_of_is_not_taken_anew_from_the_system():
 
 @needs_library
 @needs_mallinfo
-def test_glibc_keeps_small_blocks_that_were_freed_and_merges_them_now_and_then():
+def test_glibc_keeps_freed_small_blocks_and_merges_them_now_and_then():
     """As in any program, whose large blocks make it merge them: a request's large blocks are none of glibc's."""
     check(
         FAST_BINS
@@ -196,7 +196,7 @@ def test_glibc_keeps_small_blocks_that_were_freed_and_merges_them_now_and_then()
 
 @needs_library
 @needs_mallinfo
-def test_a_large_block_that_a_request_frees_has_glibc_merge_the_small_ones_before_it():
+def test_a_large_block_that_a_request_frees_has_glibc_merge_small_ones():
     """As without the library. Else threads whose requests have ended keep what these had: four of them 215 MiB."""
     check(
         FAST_BINS

@@ -407,7 +407,7 @@ def test_a_path_that_ld_preload_cannot_name_is_an_error(name, tmp_path):
     assert "set XDG_CACHE_HOME" in done.stderr, done
 
 
-def test_a_request_is_known_by_any_capsule_of_its_struct_and_by_nothing_else():
+def test_a_request_is_known_by_any_capsule_of_its_struct_only():
     check("""
         api = ctypes.pythonapi
         api.PyCapsule_New.restype, api.PyCapsule_New.argtypes = ctypes.py_object, [ctypes.c_void_p] * 3

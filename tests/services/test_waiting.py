@@ -342,7 +342,7 @@ LAST: dict[str, Any] = {"type": "http.request", "body": b"z", "more_body": False
 GONE: dict[str, Any] = {"type": "http.disconnect"}
 
 
-def test_what_a_middleware_has_taken_when_the_turn_comes_is_the_applications() -> None:
+def test_what_a_middleware_had_taken_when_the_turn_came_is_not_lost() -> None:
     """As Starlette's BaseHTTPMiddleware, which awaits something between the server's message and its own answer."""
     budget = ctxalloc.Budget(1000, name="b")
     served = Served(budget, PART, PART, LAST)
@@ -371,7 +371,7 @@ def test_what_a_middleware_has_taken_when_the_turn_comes_is_the_applications() -
     assert is_as_new(budget)
 
 
-def test_an_application_that_is_cancelled_while_it_receives_ends_what_its_wait_began() -> None:
+def test_an_application_cancelled_in_receive_leaves_no_task_behind() -> None:
     budget = ctxalloc.Budget(1000, name="b")
     served = Served(budget, PART)  # and no more comes
 

@@ -314,8 +314,8 @@ class Callbacks(Strategy):
     An address cannot be checked, and a wrong one crashes the process. The function there must be callable for ever, on
     any thread, by several threads at once, without the GIL, in a child of ``fork``, and while Python exits. A ctypes
     function may run Python code, so it is called with the GIL, and not at all once Python exits: blocks that are alive
-    then are never freed. It must not raise, since ctypes returns garbage then and the process may crash: return None for
-    memory that there is not. To call a C function without the GIL, give its address:
+    then are never freed. It must not raise, since ctypes returns garbage then and the process may crash: return None
+    for memory that there is not. To call a C function without the GIL, give its address:
     ``ctypes.cast(function, ctypes.c_void_p).value``.
 
     RegistrationError (a ValueError): a function is None or NULL; all four are needed.

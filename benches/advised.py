@@ -9,7 +9,8 @@ uvicorn. D-Tale serves a DataFrame of 300,000 rows and 12 columns: pages, descri
 charts, by Flask. Nothing of them is changed but the middleware around the application; without advice there is none,
 and ctxalloc is not imported.
 
-Each measurement is a server in a process of its own that two clients ask over HTTP. As advised and without advice
+Each measurement is a server in a process of its own that six clients ask over HTTP, as many as the connections that a
+browser opens to one server: a map's tiles are asked for together. As advised and without advice
 alternate, in another order each round. What a round takes counts from the first request after those that warm it up:
 processor time, page faults, and the largest RSS. The ratio is that of the medians, with the smallest and the largest of
 the rounds' own ratios.
@@ -32,7 +33,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
-CLIENTS = 2
+CLIENTS = 6
+"""Unless `--clients` says how many."""
 WARM_UP = 2
 """How often each request is made before anything is measured."""
 
@@ -253,8 +255,8 @@ def ask(port: int, paths: list[str]) -> None:
     connection.close()
 
 
-def load(service: Service, port: int, folder: Path, requests: int, seed: int) -> None:
-    """Asks for so many by all clients together."""
+def load(service: Service, port: int, folder: Path, requests: int, seed: int, *, clients: int) -> None:
+    """Asks for so many by so many clients together."""
     rng = random.Random(seed)
     paths: list[str] = []
     while len(paths) < requests:
@@ -267,7 +269,7 @@ def load(service: Service, port: int, folder: Path, requests: int, seed: int) ->
         except BaseException as error:  # noqa: BLE001 - told by who waits
             failed.append(error)
 
-    threads = [threading.Thread(target=client, args=(paths[at:requests:CLIENTS],)) for at in range(CLIENTS)]
+    threads = [threading.Thread(target=client, args=(paths[at:requests:clients],)) for at in range(clients)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -290,26 +292,26 @@ def peak_rss(pid: int) -> int:
     raise SystemExit("this system does not say how much a process had at most")
 
 
-def measured(name: str, kind: str, folder: Path, requests: int) -> Took:
+def measured(name: str, kind: str, folder: Path, requests: int, clients: int) -> Took:
     """A round."""
     service = SERVICES[name]
     with server(name, kind, folder) as (pid, port):
         warm = WARM_UP * len(service.paths(folder, random.Random(0)))
-        load(service, port, folder, warm, seed=1)
+        load(service, port, folder, warm, 1, clients=clients)
         Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak counts from here
         (cpu, faults), began = used(pid), time.monotonic()
-        load(service, port, folder, requests, seed=2)
+        load(service, port, folder, requests, 2, clients=clients)
         after = used(pid)
         return Took(after[0] - cpu, after[1] - faults, peak_rss(pid), time.monotonic() - began)
 
 
-def bench(name: str, requests: int, rounds: int, folder: Path) -> None:
+def bench(name: str, requests: int, rounds: int, clients: int, folder: Path) -> None:
     """Records, asks for advice, follows it, measures."""
     with server(name, "recorded", folder) as (_, port):
-        load(SERVICES[name], port, folder, requests, seed=3)
+        load(SERVICES[name], port, folder, requests, 3, clients=clients)
     words = ["-m", "ctxalloc", "recommend", f"{folder}/service.trace", "--rounds", str(rounds), "--json"]
     told = json.loads(subprocess.run([sys.executable, *words], check=True, stdout=subprocess.PIPE).stdout)
-    print(f"\n{name}: {told['requests']} requests were recorded")
+    print(f"\n{name}, {clients} clients: {told['requests']} requests were recorded")
     for route in told["routes"]:
         print(f"  {route['route']}: {route['verdict']} {route['strategy']}: {route['reason']}")
     if told["together"] is not None:
@@ -318,7 +320,7 @@ def bench(name: str, requests: int, rounds: int, folder: Path) -> None:
     found: dict[str, list[Took]] = {"default": [], "advised": []}
     for number in range(rounds):
         for kind in sorted(found, reverse=number % 2 == 0):
-            found[kind].append(measured(name, kind, folder, requests))
+            found[kind].append(measured(name, kind, folder, requests, clients))
     for field, what, unit in (
         ("cpu", "processor time, s", 1.0),
         ("faults", "page faults", 1.0),
@@ -338,6 +340,7 @@ def main() -> None:
     parser.add_argument("--service", choices=SERVICES, action="append")
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--clients", type=int, default=CLIENTS)
     parser.add_argument("--kind", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -346,7 +349,7 @@ def main() -> None:
         return
     for name in options.service or SERVICES:
         with tempfile.TemporaryDirectory() as folder:
-            bench(name, options.requests, options.rounds, Path(folder))
+            bench(name, options.requests, options.rounds, options.clients, Path(folder))
 
 
 if __name__ == "__main__":

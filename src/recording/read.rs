@@ -392,20 +392,32 @@ mod tests {
     #[test]
     fn what_a_process_used_lies_between_its_files_first_and_last_word() {
         let used = |processor_ns, seen, chosen| Used { processor_ns, seen, chosen }.body();
-        let read = |of: &[&[Vec<u8>]]| {
+        let begun = || {
+            let mut body = Events::new();
+            body.push(&Event::new(1, 1, 1, What::Begin { name: 0, handler: 0, parent: 0 }));
+            body.take()
+        };
+        let read_all = |of: &[&[Vec<u8>]]| {
             let bodies = of.iter().enumerate().flat_map(|(pid, bodies)| {
                 let process = Process { pid: pid as u64, ..process() }.body();
-                [process].into_iter().chain(bodies.iter().cloned())
+                [process, begun()].into_iter().chain(bodies.iter().cloned())
             });
             read(&file(&bodies.collect::<Vec<_>>()))
         };
-        let processor = |of: &[&[Vec<u8>]]| read(of).expect("a recording").processor_ns;
+        let processor = |of: &[&[Vec<u8>]]| read_all(of).expect("a recording").processor_ns;
         let in_another_order = [used(700, 20, 2), used(1_100, 40, 4), used(100, 0, 0)];
         assert_eq!(processor(&[&in_another_order]), Some(100), "a tenth of 1,000");
         assert_eq!(processor(&[&in_another_order, &[used(0, 0, 0), used(50, 1, 1)]]), Some(150));
         assert_eq!(processor(&[&in_another_order, &[]]), None, "the other one does not say");
         assert_eq!(processor(&[&in_another_order[..1]]), None, "said once");
-        assert_eq!(read(&[&[vec![USED, 1]]]).expect("the rest").gaps.len(), 1);
+        assert_eq!(read_all(&[&[vec![USED, 1]]]).expect("the rest").gaps.len(), 1);
+        let idle = |said: Vec<u8>| {
+            let busy = [process().body(), begun(), used(0, 0, 0), used(50, 1, 1)];
+            let bodies = [&busy[..], &[Process { pid: 2, ..process() }.body(), said]].concat();
+            read(&file(&bodies)).expect("a recording").processor_ns
+        };
+        assert_eq!(idle(used(900, 0, 0)), Some(50), "who recorded no request has no part");
+        assert_eq!(idle(named(NAME, 0, "route")), None, "but has to say so");
     }
 
     fn events(content: &Content) -> Vec<Event> {

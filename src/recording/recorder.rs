@@ -272,8 +272,8 @@ impl Core {
             }
         });
         taken?;
-        let taken = Output::take(path, options.max_bytes, process);
-        let output = match taken.and_then(|mut output| self.append_used(&mut output).map(|()| output)) {
+        let opened = Output::take(path, options.max_bytes, process);
+        let output = match opened.and_then(|mut output| self.append_used(&mut output).map(|()| output)) {
             Ok(output) => output,
             Err(error) => {
                 drop(self.session.with(Option::take));
@@ -398,13 +398,12 @@ impl Core {
             let mut has_events = false;
             while let Some(next) = self.ready.with(VecDeque::pop_front) {
                 match next {
-                    Ready::Body(body) => output.append(&body)?,
-                    Ready::Name(name) => {
-                        output.name(name)?;
-                        continue;
+                    Ready::Body(body) => {
+                        output.append(&body)?;
+                        has_events = true;
                     }
+                    Ready::Name(name) => output.name(name)?,
                 }
-                has_events = true;
             }
             if has_events { self.append_used(output) } else { Ok(()) }
         });

@@ -106,9 +106,14 @@ impl Run {
         Ok(())
     }
 
-    /// What of its processor time falls to the requests that it recorded. `None`: it does not say.
+    /// What of its processor time falls to the requests that it recorded: nothing, if those are none. `None`: it does
+    /// not say.
     pub(super) fn processor_ns(&self) -> Option<u64> {
-        self.used.as_deref().and_then(|(first, last)| last.for_chosen_since(first))
+        let before = self.process.as_ref().and_then(|process| process.requests_before).unwrap_or(0);
+        match self.used.as_deref() {
+            Some(_) if self.highest.request <= before => Some(0),
+            used => used.and_then(|(first, last)| last.for_chosen_since(first)),
+        }
     }
 
     /// Adds a body.

@@ -5,7 +5,7 @@ use crate::sync::fork_of_this_thread;
 use crate::unattributed::pause_of_this_thread;
 use std::ffi::c_void;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, compiler_fence};
 
 /// Which of the three ranges a block is in, and who asked for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,7 +79,9 @@ impl Thread {
     /// Whether it is between the two sides of a `fork`, and so has taken all locks that are held across it.
     pub(super) fn is_forking(&mut self) -> bool {
         if self.held.is_null() {
-            (self.paused, self.held) = (pause_of_this_thread(), fork_of_this_thread());
+            self.paused = pause_of_this_thread();
+            compiler_fence(Ordering::SeqCst); // a signal's handler that allocates in between asks once more
+            self.held = fork_of_this_thread();
         }
         // SAFETY: this thread's own, which lives as long as the thread, as this struct does; nobody has a reference to
         // it for longer than a call.

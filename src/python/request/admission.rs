@@ -125,12 +125,10 @@ impl NoLoop {
 
     /// RuntimeError: an event loop runs here.
     fn check(py: Python<'_>, text: impl Fn() -> String) -> PyResult<()> {
-        let what = if running_loop(py).is_some_and(|found| !is_another_greenlets(py, &found)) {
-            "an event loop"
-        } else if runs_trio(py) {
-            "trio"
-        } else {
-            return Ok(());
+        let what = match running_loop(py) {
+            Some(found) if !is_another_greenlets(py, &found)? => "an event loop",
+            _ if runs_trio(py) => "trio",
+            _ => return Ok(()),
         };
         RESERVED.set(0);
         Err(PyRuntimeError::new_err(format!(
@@ -142,10 +140,12 @@ impl NoLoop {
 }
 
 /// Whether another greenlet of this thread runs this event loop, which goes on while this one waits.
-fn is_another_greenlets(py: Python<'_>, event_loop: &Bound<'_, PyAny>) -> bool {
+fn is_another_greenlets(py: Python<'_>, event_loop: &Bound<'_, PyAny>) -> PyResult<bool> {
     static ELSEWHERE: Imported = Imported::new("ctxalloc._gevent", "runs_elsewhere");
-    let answer = module(py, intern!(py, "gevent")).and_then(|_| ELSEWHERE.get(py).ok()?.call1((event_loop,)).ok());
-    answer.is_some_and(|answer| answer.is_truthy().unwrap_or(false))
+    if module(py, intern!(py, "gevent")).is_none() {
+        return Ok(false);
+    }
+    ELSEWHERE.get(py)?.call1((event_loop,))?.is_truthy()
 }
 
 /// Whether trio runs on this thread.

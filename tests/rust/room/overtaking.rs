@@ -90,7 +90,7 @@ fn nobody_overtakes_while_others_change_limits_and_hold_memory() {
                 scope.spawn(|| {
                     let (mut random, mut line) =
                         (Random::new(seed), Line { waiting: VecDeque::new(), inside: VecDeque::new(), waited: 0 });
-                    while line.waited < if cfg!(miri) { 5 } else { 150 * times().min(67) } {
+                    while line.waited < if cfg!(miri) { 5 } else { 500 * times().min(20) } {
                         line.step(tenant, &mut random, seed);
                     }
                 })

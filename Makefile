@@ -225,7 +225,7 @@ test-c: c-library ## a C program without Python, linked statically and dynamical
 oracle: $(DONE)/tools $(DONE)/package ## random programs: CPython and Rust must select the same handler at every step
 	MAKEFLAGS= $(PY) tests/oracle/run.py --programs 3000 --seed 1 --seed fresh
 
-# valgrind is on one processor for half a minute, and neither measures anything.
+# The C library is linked on one processor for half a minute, and neither measures anything.
 test-c-and-oracle: $(DONE)/tools $(DONE)/package
 	$(side_by_side) test-c oracle
 

@@ -10,10 +10,10 @@ charts, by Flask. Nothing of them is changed but the middleware around the appli
 and ctxalloc is not imported.
 
 Each measurement is a server in a process of its own that six clients ask over HTTP, as many as the connections that a
-browser opens to one server: a map's tiles are asked for together. As advised and without advice
-alternate, in another order each round. What a round takes counts from the first request after those that warm it up:
-processor time, page faults, and the largest RSS. The ratio is that of the medians, with the smallest and the largest of
-the rounds' own ratios.
+browser opens to one server: a map's tiles are asked for together. As advised and without advice alternate, in another
+order each round. What a round takes counts from the first request after those that warm it up: processor time, page
+faults, and the largest RSS. The ratio is that of the medians, with the smallest and the largest of the rounds' own
+ratios.
 """
 
 import argparse

@@ -1,6 +1,7 @@
 """Budgets that are guaranteed memory, and what arbitrates between those that want more than there is."""
 
 import asyncio
+import gc
 import os
 import pickle
 import subprocess
@@ -166,6 +167,38 @@ def test_the_task_of_one_that_is_chosen_is_cancelled():
     asyncio.run(main())
     with pytest.raises(RuntimeError, match="no task of asyncio"), ctxalloc.request(cancel_if_chosen=True):
         pass
+    assert process.in_use_bytes == 0
+
+
+def test_what_a_chosen_one_left_in_a_cycle_makes_room():
+    process = ctxalloc.Budget(100_000, victims_after=0)
+
+    async def is_chosen(entered):
+        async with ctxalloc.request(root=True, budget=process, cancel_if_chosen=True):
+            cycle = [np.zeros(90_000, "u1")]
+            cycle.append(cycle)  # as asyncio.TaskGroup keeps its errors, with their frames
+            entered.set()
+            await asyncio.sleep(60)
+
+    async def tells(entered):
+        try:
+            await is_chosen(entered)
+        except ctxalloc.BudgetExceeded as told:
+            return str(told)
+
+    async def main():
+        entered = asyncio.Event()
+        task = asyncio.create_task(tells(entered))
+        await entered.wait()
+        async with wanting(process, 50_000, timeout=20):
+            pass
+        assert "was chosen to make room for" in await task
+
+    gc.disable()
+    try:
+        asyncio.run(main())
+    finally:
+        gc.enable()
     assert process.in_use_bytes == 0
 
 

@@ -92,6 +92,13 @@ impl Seen {
         self.chain.own().has_live_blocks()
     }
 
+    /// Whether it was chosen to make room for another request.
+    #[cfg(feature = "python")]
+    #[must_use]
+    pub(crate) fn was_chosen(&self) -> bool {
+        self.chain.own().was_chosen()
+    }
+
     fn refused_by_heap(&self) -> u64 {
         let state = Held::try_on(self.handler).and_then(|held| {
             let heap = Slot::behind(held.handler())?.state().heap.as_ref()?;

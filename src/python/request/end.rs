@@ -146,6 +146,12 @@ impl PyRequest {
             Phase::Begun { begun, left: Some(left) } => left.is_gone(begun),
             _ => true,
         };
+        if must && !is_gone && request.get().if_begun(|request| request.was_chosen()) == Some(true) {
+            // Somebody waits for its memory, and what is left may lie in a cycle, as asyncio.TaskGroup makes them of
+            // its errors (CPython issue 124958).
+            static COLLECT: Imported = Imported::new("gc", "collect");
+            COLLECT.get(object.py())?.call0()?;
+        }
         if is_gone || must {
             Self::settle(request)?;
         }

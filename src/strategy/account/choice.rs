@@ -48,6 +48,12 @@ impl Account {
         was_chosen
     }
 
+    /// Whether it was chosen at any time.
+    #[cfg(feature = "python")]
+    pub(crate) fn was_chosen(&self) -> bool {
+        self.was_chosen.load(RELAXED)
+    }
+
     /// For whom it was chosen last.
     pub(super) fn chosen(&self) -> Option<Arc<Chosen>> {
         if self.was_chosen.load(RELAXED) { chosen::of(self.id) } else { None }

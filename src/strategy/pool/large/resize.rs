@@ -132,14 +132,13 @@ impl Large {
 impl Store {
     /// Takes a run of exactly `pages` with as much free room behind it, if that costs only addresses and can be had.
     pub(super) fn take_with_room<P: Pages + ?Sized>(&mut self, source: &P, pages: usize) -> Option<Run> {
-        if !source.maps_lazily() {
-            return None;
-        }
         self.join_recent();
         let with_room = pages + pages.min(MAX_ROOM_PAGES);
-        let found = self
-            .take_of_longest(pages, with_room)
-            .or_else(|| self.extents.grow(source, with_room).then(|| self.take_of_longest(pages, with_room)).flatten());
+        // The source is asked, by three system calls, only where more is to be mapped.
+        let found = self.take_of_longest(pages, with_room).or_else(|| {
+            let is_mapped = source.maps_lazily() && self.extents.grow(source, with_room);
+            is_mapped.then(|| self.take_of_longest(pages, with_room)).flatten()
+        });
         found.inspect(|run| self.growing.begins(run.first + run.pages))
     }
 
@@ -315,6 +314,10 @@ mod tests {
         let block = large.allocate(&source, 32 * MIB, Taking::ToGrow).expect("memory");
         assert_eq!(source.mapped_bytes.load(Ordering::Relaxed), 32 * MIB);
         large.release(&source, block);
+        assert_eq!(source.asked.load(Ordering::Relaxed), 1);
+        let small = large.allocate(&source, 4 * MIB, Taking::ToGrow).expect("memory");
+        assert_eq!(source.asked.load(Ordering::Relaxed), 1, "there is room in what is mapped");
+        large.release(&source, small);
         large.close(&source);
     }
 

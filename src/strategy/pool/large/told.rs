@@ -15,6 +15,8 @@ pub(super) enum Discards {
 pub(super) struct Told {
     pub(super) discards: Discards,
     pub(super) is_lazy: bool,
+    /// How often it was asked whether it is.
+    pub(super) asked: AtomicUsize,
     /// How many commits it refuses from now on, once it has made `commits`.
     pub(super) refusals: AtomicUsize,
     pub(super) commits: AtomicUsize,
@@ -24,8 +26,8 @@ pub(super) struct Told {
 
 impl Default for Told {
     fn default() -> Self {
-        let [refusals, commits, mapped_bytes, given_back_bytes] = [(); 4].map(|()| AtomicUsize::new(0));
-        Self { discards: Discards::All, is_lazy: true, refusals, commits, mapped_bytes, given_back_bytes }
+        let [asked, refusals, commits, mapped_bytes, given_back_bytes] = [(); 5].map(|()| AtomicUsize::new(0));
+        Self { discards: Discards::All, is_lazy: true, asked, refusals, commits, mapped_bytes, given_back_bytes }
     }
 }
 
@@ -52,6 +54,7 @@ unsafe impl Pages for Told {
     }
 
     fn maps_lazily(&self) -> bool {
+        self.asked.fetch_add(1, Ordering::Relaxed);
         self.is_lazy
     }
 

@@ -1,12 +1,14 @@
 """What `request(whole=True)` costs: with the library before malloc and nothing current, and in such a request.
 
-Two processes of the same program differ by some hundredths, since what they import first decides where all else lies.
-And a process gets faster or slower as it goes. So each turn starts two: one has no library and measures each loop
-(`bare`), and then as often as the other once more (`again`); the other has it, and measures each loop before anything
-is counted (`loaded`), then, while a first request has a block alive (`none`: nothing current), and in requests
-(`current`), these two in turn. Loops take CPU time, the lower quarter of small groups. What is compared are medians of
-the turns: `loaded` to `bare` between the processes; `none` and `current` to `loaded` within one, less what `again` is
-to `bare` in the other; the aims are for the product.
+Each turn starts two processes of the same program, one without the library (`bare`), and lets them measure by turns on
+one processor, a fiftieth of a second each: what the machine does meanwhile meets both. The other one has the library:
+first before anything is counted (`loaded`), then, while an ended request has a block alive, with nothing current
+(`none`) and in a request (`current`). A turn's figure is what a quarter of its CPU times are below, since a shared
+machine is slower by half at times.
+Two processes differ by some hundredths, since what they import first decides where all else lies. So what is compared
+are medians of the turns: `loaded` to `bare` between the processes; `none` and `current` to `loaded` within one, less
+what `bare` changed to meanwhile in the other (`again`, by work that is made anew as theirs is); the aims are for the
+product. The quarters are those of the turns.
 Aims: nothing current at most 1.02, in a request at most 1.05 of the bare one on json, pandas, sqlite, lxml and scikit-
 learn (those that are installed: target/bench/whole.json says which), and 1 / 0.97 on a service behind the middleware
 that parses JSON, decodes a picture and reads rows, as `make demo-whole` has it, called without a server. Then blocks
@@ -44,7 +46,7 @@ TITLES: Final = {
     "current": "in a whole request",
 }
 Found = dict[str, dict[str, float]]
-"""Nanoseconds of each loop by kind."""
+"""Nanoseconds of each kind, before anything is counted and after it."""
 ROWS: Final = 2000
 """With 3000, some processes map and unmap one of pymalloc's arenas (1 MiB) in each turn of `json`: 250 page faults."""
 THREADS: Final = (1, 2, 4)
@@ -177,17 +179,13 @@ def of_service(kind: str) -> Callable[[], object]:
 
 
 def cpu_ns(work: Callable[[], object], seconds: float) -> float:
-    """The processor's nanoseconds for one: a quarter of the groups took less."""
+    """The processor's nanoseconds for one."""
     work()
-    found: list[float] = []
-    group, end = 1, time.process_time() + seconds
-    while (begun := time.process_time()) < end or len(found) < 4:
-        for _ in range(group):
-            work()
-        took = time.process_time() - begun
-        found.append(took / group * 1e9)
-        group = max(1, group // 2 if took > seconds / 20 else group * 2 if took < seconds / 80 else group)
-    return statistics.quantiles(found, n=4)[0]
+    count, end, begun = 0, time.process_time() + seconds, time.process_time()
+    while (now := time.process_time()) < end or not count:
+        work()
+        count += 1
+    return (now - begun) / count * 1e9
 
 
 def churned(library: Path, size: int, threads: int, kind: str) -> float:
@@ -231,34 +229,75 @@ def around(kind: str) -> Any:
     return ctxalloc.request(whole=True) if kind == "current" else nullcontext()
 
 
-def measure_here(process: str, library: Path, seconds: float) -> Found:
-    """One turn, in this process."""
-    found: dict[str, dict[str, list[float]]] = {}
-    loops = works()
-
-    def measure(kind: str) -> None:
-        for name, make in loops.items():
-            work = make(kind)
-            for _ in range(3):
-                work()  # what is imported and made once is nobody's
+def answer(library: Path) -> None:
+    """Measures, in this process, what each line of standard input asks for: [name, kind, seconds]."""
+    made, loops, neighbours = dict[tuple[str, str], Callable[[], object]](), works(), list[bytearray]()
+    processors = os.sched_getaffinity(0)
+    print(json.dumps(list(loops)), flush=True)
+    for line in sys.stdin:
+        name, kind, seconds = json.loads(line)
+        if kind in ("none", "current") and not neighbours:
+            with ctxalloc.request(whole=True):
+                neighbours.append(bytearray(1 << 20))  # as in a busy service: another request has blocks, each is asked
+        os.sched_setaffinity(0, {min(processors)} if name in loops else processors)
+        if name in loops:
+            if (name, kind) not in made:
+                made[name, kind] = loops[name](kind)
+                for _ in range(3):
+                    made[name, kind]()  # what is imported and made once is nobody's
             with nullcontext() if name == "service" else around(kind):  # a service's requests are its middleware's
-                found.setdefault(name, {}).setdefault(kind, []).append(cpu_ns(work, seconds))
-        with around(kind):
-            for size in (64, 65536):
-                for threads in THREADS:
-                    took = min(churned(library, size, threads, kind) for _ in range(3))
-                    found.setdefault(f"{size} B, {threads} threads", {}).setdefault(kind, []).append(took)
+                took = cpu_ns(made[name, kind], seconds)
+        else:
+            size, threads = (int(word) for word in name.split() if word.isdecimal())
+            with around(kind):
+                took = min(churned(library, size, threads, kind) for _ in range(3))
+        print(took, flush=True)
 
-    for _ in range(3):
-        measure(process)
-    neighbours: list[bytearray] = []
-    if process == "loaded":
-        with ctxalloc.request(whole=True):
-            neighbours.append(bytearray(1 << 20))  # as in a busy service: another request has blocks, and each is asked
-    for _ in range(3):
-        for kind in ("none", "current") if process == "loaded" else ("again", "again"):
-            measure(kind)
-    return {name: {kind: statistics.median(values) for kind, values in kinds.items()} for name, kinds in found.items()}
+
+class Asked:
+    """A process that measures."""
+
+    def __init__(self, library: Path, preload: str | None) -> None:
+        command = [sys.executable, __file__, "answer", str(library)]
+        self.process = subprocess.Popen(
+            command, env=environment(preload), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.loops: list[str] = json.loads(self.read())
+
+    def read(self) -> str:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"a process that measures ended with {self.process.wait()}")
+        return line
+
+    def ask(self, name: str, kind: str, seconds: float) -> float:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([name, kind, seconds]) + "\n")
+        self.process.stdin.flush()
+        return float(self.read())
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def turn(library: Path, preload: str, groups: int, seconds: float, *, blocks: bool) -> dict[str, Found]:
+    """The CPU times of two processes, by loop: those before anything is counted, and those after it."""
+    bare, loaded = Asked(library, None), Asked(library, preload)
+    found: dict[str, Found] = {}
+    names = [f"{size} B, {threads} threads" for size in (64, 65536) for threads in THREADS] if blocks else []
+    for phase, kinds in (("before", ("bare", "loaded")), ("after", ("again", "none", "current"))):
+        for name in loaded.loops + names:
+            took: dict[str, list[float]] = {kind: [] for kind in kinds}
+            for group in range(groups if name in loaded.loops else 3):
+                for kind in kinds if group % 2 else reversed(kinds):
+                    took[kind].append((bare if kind in ("bare", "again") else loaded).ask(name, kind, seconds))
+            found.setdefault(name, {})[phase] = {kind: statistics.quantiles(of, n=4)[0] for kind, of in took.items()}
+    bare.end()
+    loaded.end()
+    return found
 
 
 def built(folder: str) -> Path:
@@ -276,51 +315,43 @@ def environment(preload: str | None) -> dict[str, str]:
     return {**variables, "LD_PRELOAD": preload} if preload else variables
 
 
-def ratios_of(turns: list[Found], name: str) -> dict[str, float]:
-    """To the bare process: `loaded` by medians, the others by how they change within a process, as `again` does not."""
-
-    def median(kind: str) -> float:
-        return statistics.median(turn[name][kind] for turn in turns)
-
-    def changes(kind: str) -> float:
-        ours = (turn[name] for turn in turns)
-        return statistics.median(one[kind] / one["loaded"] / (one["again"] / one["bare"]) for one in ours)
-
-    loaded = median("loaded") / median("bare")
-    return {"loaded": loaded, **{kind: loaded * changes(kind) for kind in ("none", "current")}}
+def ratios_of(turns: list[Found], kind: str) -> list[float]:
+    """To the bare process, one for each turn: see above."""
+    if kind == "loaded":
+        return [one["before"]["loaded"] / one["before"]["bare"] for one in turns]
+    loaded = statistics.median(ratios_of(turns, "loaded"))
+    before = (one["before"]["loaded"] / one["before"]["bare"] for one in turns)
+    after = (one["after"][kind] / one["after"]["again"] for one in turns)
+    return [loaded * late / early for early, late in zip(before, after, strict=True)]
 
 
 def main() -> None:
     """Measures, prints and keeps."""
-    if len(sys.argv) > 1 and sys.argv[1] in ("bare", "loaded"):
-        print(json.dumps(measure_here(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]))))
+    if sys.argv[1:2] == ["answer"]:
+        answer(Path(sys.argv[2]))
         return
-    count = max(3, rounds_asked(__doc__) // 4)
+    count = max(3, rounds_asked(__doc__) // 2)
     made = subprocess.run([sys.executable, "-m", "ctxalloc", "whole"], capture_output=True, text=True, check=False)
     if made.returncode:
         print(f"not measured: {made.stderr.strip()}")
         return
-    turns: list[Found] = []
     with tempfile.TemporaryDirectory() as folder:
-        library = built(folder)
-        for turn in range(count):
-            found: Found = {}
-            for kind in ("bare", "loaded") if turn % 2 else ("loaded", "bare"):
-                command = [sys.executable, __file__, kind, str(library), "0.05" if count == 3 else "0.2"]
-                variables = environment(made.stdout.strip() if kind == "loaded" else None)
-                ended = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=True)
-                for name, kinds in json.loads(ended.stdout).items():
-                    found.setdefault(name, {}).update(kinds)
-            turns.append(found)
+        library, preload = built(folder), made.stdout.strip()
+        turns = [turn(library, preload, 9, 0.02, blocks=number % 4 == 0 or count == 3) for number in range(count)]
     print(f"{machine()}; {count} turns, medians")
     rows: dict[str, dict[str, Row]] = {}
+    ratios: dict[str, dict[str, float]] = {}
+    told = ["\nto the process without the library; the last two by how they change within a process (quarters)"]
     for name in turns[0]:
-        rows[name] = {TITLES[kind]: row_of([turn[name][kind] for turn in turns]) for kind in KINDS}
+        found = [one[name] for one in turns if name in one]
+        of_kind = {kind: [{**one["before"], **one["after"]}[kind] for one in found] for kind in KINDS}
+        rows[name] = {TITLES[kind]: row_of(times) for kind, times in of_kind.items()}
         table(name, rows[name], TITLES["bare"])
-    ratios = {name: ratios_of(turns, name) for name in rows}
-    print("\nto the process without the library; the last two by how they change within a process")
-    for name, found_ratios in ratios.items():
-        print(f"{name:24}" + "  ".join(f"{TITLES[kind]} {ratio:.3f}" for kind, ratio in found_ratios.items()))
+        quarters = {kind: statistics.quantiles(ratios_of(found, kind), n=4) for kind in KINDS[1:]}
+        ratios[name] = {kind: median for kind, (_, median, _) in quarters.items()}
+        parts = (f"{TITLES[kind]} {one:.3f} ({low:.3f} .. {high:.3f})" for kind, (low, one, high) in quarters.items())
+        told.append(f"{name:24}{'  '.join(parts)}")
+    print("\n".join(told))
     keep("whole", {"turns": count, "rows": rows, "ratios": ratios})
 
 

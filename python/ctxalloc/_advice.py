@@ -57,7 +57,8 @@ RULES: Final = (
     (f"more memory: 8 MiB, or {MORE_MEMORY:.0%}, or half the share of processor time that it saves, whichever is most"),
     "limit_bytes: 1.5 times the p99.9 of the peaks; reserve_bytes: 1.2 times their p95",
     (
-        "warm_bytes of each process, where routes have a pool: 1.2 times the most bytes alive at one time in one; "
+        "warm_bytes of each process, where routes have a pool: 1.2 times the most bytes alive at one time in one, or a "
+        "sixteenth or a quarter of that if all together take at most 1% of the requests' time more with it; "
         f"decay: {GAPS_IN_DECAY} times the p95 of a process's gaps between requests that are not above "
         f"{LONGEST_GAP:.0f} s, at least {DEFAULT_DECAY:.0f} s; 1 s where all gaps are longer"
     ),

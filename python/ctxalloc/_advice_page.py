@@ -61,6 +61,8 @@ def page(name: str, told: dict[str, Any], together: str | None, beyond: str | No
         summary += (
             f" For all routes together: keep {size_text(told['warm_bytes'])} warm for {told['decay_seconds']:g} s."
         )
+        if told["warm"] is not None:
+            summary += f" Measured: {told['warm']['reason']}."
     if together is not None:
         summary += f" All in one process: {together}."
     partial = "<p class=partial>Interrupted: this is what was measured until then." if told["is_partial"] else ""

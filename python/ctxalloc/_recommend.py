@@ -12,17 +12,27 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TextIO
 
-from ctxalloc import _advice, _advice_page, _files, _gaps, _malloc, _native, _snippets, _together, _trace
+from ctxalloc import (
+    _advice,
+    _advice_page,
+    _advice_text,
+    _files,
+    _gaps,
+    _malloc,
+    _native,
+    _snippets,
+    _together,
+    _trace,
+    _warm,
+)
 from ctxalloc._advice import Decision, Sizes
 from ctxalloc._ending import ENDING, StoppedError
 from ctxalloc._native import _Recording
 from ctxalloc._program import UsageError
 from ctxalloc._replay import FailedError, Measured, Planned, opened, planned, progress_on, replays, round_of
 from ctxalloc._sites import UNNAMED
-from ctxalloc._text import counted, printable, size_text, tidy
 from ctxalloc._together import Together
 
-ALL_ROUTES: Final = "all routes"
 POOL: Final = "pool"
 OTHERS: Final = "(other)"
 """What a recording calls the requests whose names it has no room for: no terms suit all of them."""
@@ -79,6 +89,10 @@ class Found(NamedTuple):
     beyond: Beyond
     together: Together | None = None
     """Of all routes in one process; None where nothing is advised, or there is one route only."""
+    warm: _warm.Warm | None = None
+    """How much is kept warm; None: all that may be needed, since less was not tried."""
+    is_interrupted: bool = False
+    """Before less was tried."""
 
     @property
     def kept(self) -> _snippets.Kept | None:
@@ -88,12 +102,14 @@ class Found(NamedTuple):
             return None
         whole = _advice.sizes_of(self.whole)
         # At most what all routes had at one time in a process, and at most what each of these had at some time.
-        return _snippets.Kept(min(whole.warm_bytes, sum(one.sizes.warm_bytes for one in pooled)), whole.decay_seconds)
+        most = min(whole.warm_bytes, sum(one.sizes.warm_bytes for one in pooled))
+        return _snippets.Kept(most if self.warm is None else self.warm.size, whole.decay_seconds)
 
     @property
     def is_partial(self) -> bool:
         """Whether it was interrupted."""
         is_tried = self.together is None or not self.together.untried or self.together.problem is not None
+        is_tried = is_tried and not self.is_interrupted
         return bool(self.left) or not is_tried or any(one.is_partial for one in self.advice)
 
 
@@ -155,10 +171,10 @@ def advise(
         raise UsageError(f"route {name or UNNAMED!r}: {why}")
     left = [route["name"] for route in routes[len(found) :]]
     told = Found(found, whole, left, Beyond(*beyond) if only is None else Beyond(0, 0))
-    if told.is_partial or len(every) == 1:
-        return told
-    tries_pool = POOL in strategies and only is None
-    return _with_all_together(recording, told, every, rounds, shown, tries_pool=tries_pool)
+    if not told.is_partial and len(every) > 1:
+        tries_pool = POOL in strategies and only is None
+        told = _with_all_together(recording, told, every, rounds, shown, tries_pool=tries_pool)
+    return told if told.is_partial else _with_least_warm(recording, told, every, rounds, shown)
 
 
 def _with_all_together(
@@ -171,14 +187,7 @@ def _with_all_together(
     tries_pool: bool,
 ) -> Found:
     """Without the advice that makes the whole process worse; the pool for all, where that makes it better."""
-    # A program too, which has the routes inside of it.
-    named = (*found.whole["programs"], *routes)
-    as_they_are = {route["name"]: _advice.as_it_is(route).strategy for route in named}
-    told = {one.route for one in found.advice}
-    seconds = sum(one.busy_seconds for one in found.advice)
-    seconds += sum(_advice.recorded_seconds(route) for route in routes if route["name"] not in told)
-    replayed = sum(_advice.replayed_seconds(one.facts, one.measured) for one in found.advice)
-    seconds = min(seconds, max(_advice.recorded_seconds(found.whole), replayed))
+    as_they_are, seconds = _as_they_are(found, routes), _seconds(found, routes)
     wanted = []
     for one in found.advice:
         if one.decision.verdict == "change" and one.decision.gain is not None:
@@ -217,6 +226,48 @@ def _with_all_together(
     advice = [_withdrawn(one, together.withdrawn.get(one.route)) for one in found.advice]
     is_told = wanted or together.untried or together.problem is not None
     return found._replace(advice=advice, together=together if is_told else None)
+
+
+def _as_they_are(found: Found, routes: list[dict[str, Any]]) -> dict[str, str]:
+    # A program too, which has the routes inside of it.
+    return {route["name"]: _advice.as_it_is(route).strategy for route in (*found.whole["programs"], *routes)}
+
+
+def _seconds(found: Found, routes: list[dict[str, Any]]) -> float:
+    """What all requests take."""
+    told = {one.route for one in found.advice}
+    seconds = sum(one.busy_seconds for one in found.advice)
+    seconds += sum(_advice.recorded_seconds(route) for route in routes if route["name"] not in told)
+    replayed = sum(_advice.replayed_seconds(one.facts, one.measured) for one in found.advice)
+    return min(seconds, max(_advice.recorded_seconds(found.whole), replayed))
+
+
+def _with_least_warm(
+    recording: _Recording, found: Found, routes: list[dict[str, Any]], rounds: int, shown: Callable[[str], None]
+) -> Found:
+    """With as little kept warm as costs next to nothing."""
+    kept = found.kept
+    if kept is None or rounds < _advice.MIN_ROUNDS or not _warm.sizes_of(kept.warm_bytes):
+        return found
+    changed = {one.route: one.decision.strategy for one in found.advice if one.decision.verdict == "change"}
+    strategies, told_of = {**_as_they_are(found, routes), **changed}, _behind("how much to keep warm: ", shown)
+    try:
+        with planned(recording, shown=told_of) as plan:
+            return found._replace(
+                warm=_warm.tried(
+                    plan,
+                    strategies,
+                    rounds,
+                    told_of,
+                    most=kept.warm_bytes,
+                    seconds=_seconds(found, routes),
+                    mmap_threshold=_malloc.mmap_threshold(plan, found.whole, told_of),
+                )
+            )
+    except (StoppedError, KeyboardInterrupt):
+        return found._replace(is_interrupted=True)
+    except FailedError:  # all that may be needed is kept
+        return found
 
 
 def _may_have_pool(one: Advice) -> bool:
@@ -296,7 +347,7 @@ def recommend(
         json.dump(told, out, indent=2)
         print(file=out)
     elif not is_page_only or problem is not None:
-        _print(path, told, out)
+        _advice_text.tell_all(path, told, out)
     if problem is not None:
         out.flush()
         raise UsageError(f"--output {output}: {problem}; what it would say is above")
@@ -305,7 +356,7 @@ def recommend(
 
 def _page_problem(target: _files.Target, path: Path, told: dict[str, Any]) -> str | None:
     """Writes the page. Why it cannot be written, where it cannot."""
-    page = _advice_page.page(path.name, told, together_text(told), beyond_text(told))
+    page = _advice_page.page(path.name, told, _advice_text.together_text(told), _advice_text.beyond_text(told))
     try:
         target.write(page.encode("utf-8", "backslashreplace"))
     except OSError as error:
@@ -347,9 +398,10 @@ def as_json(path: Path, found: Found) -> dict[str, Any]:
         "routes_beyond": found.beyond._asdict(),
         "warm_bytes": None if kept is None else kept.warm_bytes,
         "decay_seconds": None if kept is None else kept.decay_seconds,
+        "warm": None if found.warm is None else _warm.as_json(found.warm),
         "together": _together_as_json(found.together),
         "rules": list(_advice.RULES),
-        "routes": [_route_as_json(one) for one in found.advice],
+        "routes": [_route_as_json(one, kept) for one in found.advice],
         "snippets": snippets_of(found, kept),
     }
 
@@ -361,21 +413,7 @@ def _together_as_json(found: Together | None) -> dict[str, Any] | None:
     return {"rounds": rounds, "untried": [name or UNNAMED for name in found.untried], "problem": found.problem}
 
 
-def together_text(told: dict[str, Any]) -> str | None:
-    """What all routes together take as advised. None: nothing was replayed together, or nothing is advised."""
-    if told["together"] is None:
-        return None
-    if told["together"]["problem"] is not None:
-        return (
-            f"they could not be replayed together as advised, which may withdraw advice: {told['together']['problem']}"
-        )
-    if told["together"]["untried"]:
-        return "interrupted before all routes were replayed together as advised, which may withdraw advice"
-    rounds = told["together"]["rounds"]
-    return _together.text_of(rounds) if rounds else "nothing that is advised for one route is good for all together"
-
-
-def _route_as_json(one: Advice) -> dict[str, Any]:
+def _route_as_json(one: Advice, kept: _snippets.Kept | None) -> dict[str, Any]:
     peaks = sorted(one.facts["peak_bytes"])
     quantiles = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
     return {
@@ -389,7 +427,8 @@ def _route_as_json(one: Advice) -> dict[str, Any]:
         "withdrawn": one.withdrawn,
         "gain": None if one.decision.gain is None else one.decision.gain._asdict(),
         **one.sizes._asdict(),
-        **({} if one.has_pool else {"warm_bytes": None, "decay_seconds": None}),
+        "warm_bytes": min(one.sizes.warm_bytes, kept.warm_bytes) if one.has_pool and kept is not None else None,
+        **({} if one.has_pool else {"decay_seconds": None}),
         "mmap_threshold": one.mmap_threshold,
         "confidence": one.confidence,
         "would_change": one.would_change,
@@ -403,82 +442,3 @@ def _route_as_json(one: Advice) -> dict[str, Any]:
         "sizes": {str(size): count for size, count in one.facts["sizes"].items()},
         "rounds": {name: [part._asdict() for part in rounds] for name, rounds in one.measured.items() if rounds},
     }
-
-
-def headline(one: dict[str, Any]) -> str:
-    """The advice for a route in a few words."""
-    if one["verdict"] == "unknown":
-        return "not known"
-    if one["verdict"] == "change":
-        return f"use {one['strategy']}"
-    return f"leave it as it is, recorded under {one['as_it_is']['handler']}"
-
-
-def gain_text(gain: dict[str, Any]) -> str:
-    """What a strategy saves, with its spread."""
-    middle, low, most = (tidy(gain[f"{which}_seconds"] * 1e6, 1) for which in ("cpu", "low", "high"))
-    text = f"{middle:.1f} us of CPU a request ({low:.1f} to {most:.1f})"
-    text += f", {tidy(gain['share'], 3):.1%} of its time"
-    text += f"; {tidy(gain['faults'], 1):.1f} page faults a request"
-    if gain["peak_bytes"] is not None:
-        text += f"; {size_text(gain['peak_bytes'])} of RSS at the peak"
-    return f"{gain['strategy']} saves {text}"
-
-
-def beyond_text(told: dict[str, Any]) -> str | None:
-    """Which routes are not told. None: all are."""
-    routes, requests = (told["routes_beyond"][what] for what in ("routes", "requests"))
-    if not routes:
-        return None
-    more = counted(routes, "more route")
-    return f"{more}, with {counted(requests, 'request')} together: not measured; --route NAME advises one of them"
-
-
-def _print(path: Path, told: dict[str, Any], out: TextIO) -> None:
-    def tell(text: str) -> None:
-        print(printable(text), file=out)  # names of routes are a program's own
-
-    print(file=out)
-    tell(f"{path.name}: {counted(told['requests'], 'request')} in {counted(len(told['routes']), 'route')}")
-    if told["is_partial"]:
-        tell("  interrupted: what follows is what was measured until then")
-    for one in told["routes"]:
-        partial = " (measured in part)" if one["is_partial"] else ""
-        print(file=out)
-        tell(f"{one['route']}: {headline(one)}{partial}")
-        tell(f"  why         {one['reason']}")
-        if one["gain"] is not None:
-            tell(f"  measured    {gain_text(one['gain'])}")
-        if one["limit_bytes"] is not None:
-            sizes = f"limit_bytes={one['limit_bytes']} ({size_text(one['limit_bytes'])})"
-            sizes += f", reserve_bytes={one['reserve_bytes']} ({size_text(one['reserve_bytes'])})"
-            tell(f"  set         {sizes}")
-        if one["warm_bytes"] is not None:
-            tell(f"  keep warm   {size_text(one['warm_bytes'])} for {one['decay_seconds']:g} s")
-        tell(f"  rests on    {one['confidence']}")
-        for number, text in enumerate(one["would_change"]):
-            tell(f"  {'changed by' if number == 0 else '':<11} {text}")
-    for name in told["routes_left"]:
-        print(file=out)
-        tell(f"{name}: not measured")
-    if (beyond := beyond_text(told)) is not None:
-        print(file=out)
-        tell(beyond)
-    if told["warm_bytes"] is None:
-        print(file=out)
-        tell(f"{ALL_ROUTES} together: no route has a pool, so there is nothing to keep warm")
-    else:
-        warm = f"warm_bytes={told['warm_bytes']}, decay_seconds={told['decay_seconds']:g}"
-        print(file=out)
-        tell(f"{ALL_ROUTES} together: keep {warm} in each process (ctxalloc.configure)")
-    if (together := together_text(told)) is not None:
-        tell(f"  {together}")
-    for where, snippet in told["snippets"].items():
-        print(file=out)
-        tell(f"# {where}")
-        for line in snippet.splitlines():
-            tell(line)
-    print(file=out)
-    tell("rules:")
-    for rule in told["rules"]:
-        tell(f"  - {rule}")

@@ -98,12 +98,14 @@ def replays(
     *,
     by_route: Mapping[str, Mapping[str, str]] | None = None,
     mmap_threshold: int | None = None,
+    warm_bytes: Mapping[str, int] | None = None,
     shown: Callable[[str], None] = lambda _: None,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """The numbers of each replay, as they come: the name of its strategy, and what ``_native._replay`` says.
 
     ``by_route``: strategies of single routes, by a name that stands for all of them beside the default.
     ``mmap_threshold``: that of malloc, in bytes, where blocks that went have taught it; None: as a new program has it.
+    ``warm_bytes``: what pools keep, by the same names; else as they do.
     StoppedError: interrupted by the user; FailedError: a replay failed.
     """
     for number in range(rounds):
@@ -113,7 +115,8 @@ def replays(
             shown(f"round {number + 1} of {rounds}: {strategy}")
             routes = (by_route or {}).get(strategy)
             base = strategy if routes is None else BASE
-            yield strategy, {**plan.facts, **_in_a_process(plan.path, base, routes, mmap_threshold)}
+            env = _environment(mmap_threshold, (warm_bytes or {}).get(strategy))
+            yield strategy, {**plan.facts, **_in_a_process(plan.path, base, routes, env)}
 
 
 @contextlib.contextmanager
@@ -140,7 +143,7 @@ def _check_memory(peak_live_bytes: int) -> None:
 
 
 def _in_a_process(
-    plan: Path, strategy: str, by_route: Mapping[str, str] | None, mmap_threshold: int | None
+    plan: Path, strategy: str, by_route: Mapping[str, str] | None, env: Mapping[str, str]
 ) -> dict[str, Any]:
     command = [sys.executable, "-m", "ctxalloc._replay_one", strategy]
     asked = None if by_route is None else dict(by_route)
@@ -148,7 +151,7 @@ def _in_a_process(
     ENDING.check()
     try:
         process = subprocess.Popen(  # noqa: S603 - this program again
-            [*command, os.fspath(plan)], stdin=pipe, stdout=pipe, stderr=pipe, env=_environment(mmap_threshold)
+            [*command, os.fspath(plan)], stdin=pipe, stdout=pipe, stderr=pipe, env=env
         )
     except OSError as error:
         raise FailedError(f"no process can be started for a replay: {error.strerror}") from None
@@ -178,7 +181,7 @@ def _in_a_process(
     raise FailedError(text)
 
 
-def _environment(mmap_threshold: int | None) -> dict[str, str]:
+def _environment(mmap_threshold: int | None, warm_bytes: int | None) -> dict[str, str]:
     """Of a replay: nothing of it is recorded, counted for others or preloaded, and no library starts threads."""
     left_out = ("CTXALLOC_RECORD", "CTXALLOC_HANDLER", "CTXALLOC_METRICS_DIR", "LD_PRELOAD")
     kept = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
@@ -188,7 +191,8 @@ def _environment(mmap_threshold: int | None) -> dict[str, str]:
             "MALLOC_MMAP_THRESHOLD_": str(mmap_threshold),
             "MALLOC_TRIM_THRESHOLD_": str(2 * mmap_threshold),
         }
-    return {**kept, **malloc, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    warm = {} if warm_bytes is None else {"CTXALLOC_WARM_BYTES": str(warm_bytes)}
+    return {**kept, **malloc, **warm, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 def round_of(numbers: dict[str, Any]) -> Round:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ctxalloc import _advice, _recommend
+from ctxalloc import _advice, _advice_text
 from ctxalloc._advice import Decision, decide, needs_no_replay, sizes_of, would_change
 from ctxalloc._replay import Measured, Round
 
@@ -230,7 +230,7 @@ def test_halves_that_differ_are_told() -> None:
 
 def test_no_number_is_a_negative_zero() -> None:
     gain = _advice.Gain("pool", -1e-9, -2e-9, -1e-9, -0.0001, -0.04, -3.0)
-    text = _recommend.gain_text(gain._asdict())
+    text = _advice_text.gain_text(gain._asdict())
     assert text == (
         "pool saves 0.0 us of CPU a request (0.0 to 0.0), 0.0% of its time; 0.0 page faults a request; "
         "-3 B of RSS at the peak"

@@ -63,7 +63,7 @@ def advice(script: recordings.Script, path: Path) -> Any:
 
 
 def test_what_was_needed_once_is_not_kept(tmp_path: Path) -> None:
-    script = recordings.Script(step_ns=100_000)
+    script = recordings.Script(step_ns=100_000_000)
     for number in range(30):
         request = script.begin("GET /table")
         script.free(script.make(request, (96 if number == 0 else 1) * MiB))

@@ -64,7 +64,7 @@ def advice(script: recordings.Script, path: Path) -> Any:
 
 def test_what_was_needed_once_is_not_kept(tmp_path: Path) -> None:
     script = recordings.Script(step_ns=100_000_000)
-    for number in range(30):
+    for number in range(20):
         request = script.begin("GET /table")
         script.free(script.make(request, (96 if number == 0 else 1) * MiB))
         script.end(request)
@@ -77,14 +77,14 @@ def test_what_was_needed_once_is_not_kept(tmp_path: Path) -> None:
 
 def test_what_is_needed_again_and_again_is_kept(tmp_path: Path) -> None:
     script = recordings.Script()
-    for _ in range(30):
+    for _ in range(10):
         request = script.begin("GET /table")
-        blocks = [script.make(request, 3 * MiB) for _ in range(8)]
+        blocks = [script.make(request, 3 * MiB) for _ in range(4)]
         for block in blocks:
             script.free(block)
         script.end(request)
     told = advice(script, tmp_path / "again.rec")
-    assert told["warm_bytes"] == told["warm"]["most_bytes"] == 29 * MiB
+    assert told["warm_bytes"] == told["warm"]["most_bytes"] == 15 * MiB
     assert "of the requests' time more" in told["warm"]["reason"]
 
 

@@ -384,7 +384,8 @@ def snippets_of(found: Found, kept: _snippets.Kept | None) -> dict[str, str]:
     sets = sets_of(found)
     if not sets:
         return {}
-    return {"python": _snippets.python(sets, kept), "rust": _snippets.rust(sets), "dask": _snippets.dask(sets)}
+    told = {"python": _snippets.python(sets, kept), "rust": _snippets.rust(sets), "dask": _snippets.dask(sets)}
+    return {where: text for where, text in told.items() if text is not None}
 
 
 def as_json(path: Path, found: Found) -> dict[str, Any]:

@@ -178,7 +178,7 @@ def _beside(one: Set) -> list[str]:
 
 
 def rust(sets: Sequence[Set]) -> str:
-    """The layer of tower: terms by route."""
+    """The layer of tower: terms by route; requests by hand for names that are no routes."""
     names: set[str] = set()
     sources: set[str] = set()
     shared: list[str] = []
@@ -197,6 +197,8 @@ def rust(sets: Sequence[Set]) -> str:
             aside.append(f"// {_rust_text(one.route)} is a route that axum does not tell from one above")
             continue
         arms[key] = _noted(f"terms{_in_rust(one, names, sources, shared)},", " //", _beside(one))
+    if not arms:
+        return "\n".join(aside)
     uses = [_use(module, found) for module, found in (("source", sources), ("strategy", names)) if found]
     # As they are called in the recording.
     name = 'format!("{} {route}", parts.method)' if any(method != "_" for method, _ in arms) else "route.to_owned()"
@@ -210,7 +212,7 @@ def rust(sets: Sequence[Set]) -> str:
             "use ctxalloc::tower::RequestLayer;",
             "",
             *shared,
-            *([f"// {_KEEP} a budget, a timeout, a handler."] if arms else []),
+            f"// {_KEEP} a budget, a timeout, a handler.",
             "let layer = RequestLayer::new().terms(move |parts, terms| {",
             "    let route = parts.extensions.get::<MatchedPath>()?.as_str();",
             f"    let terms = terms.name({name});",
@@ -224,8 +226,8 @@ def rust(sets: Sequence[Set]) -> str:
     )
 
 
-def dask(sets: Sequence[Set]) -> str:
-    """The plugin of Dask: terms by the prefix of a task's key, which is never empty."""
+def dask(sets: Sequence[Set]) -> str | None:
+    """The plugin of Dask: terms by the prefix of a task's key, which is never empty. None: there are no names."""
     rows = []
     for one in filter(lambda one: one.route, sets):
         if one.strategy in _HANDLERS:
@@ -234,6 +236,8 @@ def dask(sets: Sequence[Set]) -> str:
             terms = "{}" if one.limit_bytes is None else f'{{"limit_bytes": {one.limit_bytes}}}'
             why = "" if one.strategy == "pool" else "  # with the pool, as all requests of tasks"
         rows.append(f"    {one.route!r}: {terms},{why}")
+    if not rows:
+        return None
     return "\n".join(
         [
             "from ctxalloc.dask import RequestPlugin",

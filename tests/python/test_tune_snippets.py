@@ -38,7 +38,12 @@ def test_what_is_pasted_says_where_a_request_without_a_name_is() -> None:
     python = _snippets.python(sets, None)
     assert f"{where}has no name:\nwith ctxalloc.request(limit_bytes={MiB}){work}" in python
     assert f"{where}is called 'nightly':\nwith ctxalloc.request(name='nightly', limit_bytes={2 * MiB}){work}" in python
-    assert f"\n// By hand, where a request has no name: ctxalloc::request().limit_bytes({MiB})" in _snippets.rust(sets)
+    by_hand = f"// By hand, where a request has no name: ctxalloc::request().limit_bytes({MiB})"
+    named = f'// By hand: ctxalloc::request().name("nightly").limit_bytes({2 * MiB})'
+    assert _snippets.rust(sets) == f"{by_hand}\n{named}", "no layer, which would do nothing"
+    route = Set("/route", "pool", MiB, None)
+    assert _snippets.rust([*sets, route]).endswith(f"}});\n{by_hand}\n{named}")
+    assert _snippets.dask(sets[:1]) is None
     assert f"{where}has no name or is called 'unnamed':\n" in _snippets.python(
         [Set("unnamed", "pool", MiB, None)], None
     )
@@ -117,6 +122,7 @@ def test_the_layer_of_rust_is_the_one_that_is_compiled() -> None:
 def test_the_terms_of_dask_are_terms(one: Set) -> None:
     # Of the real plugin's argument only: Dask is in another environment.
     text = _snippets.dask([one])
+    assert text is not None
     assert text.startswith("from ctxalloc.dask import RequestPlugin\n")
     names: dict[str, Any] = {}
     exec(text.partition("\n")[2].partition("\nclient.")[0], names)

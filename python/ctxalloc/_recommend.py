@@ -174,7 +174,7 @@ def advise(
     if not told.is_partial and len(every) > 1:
         tries_pool = POOL in strategies and only is None
         told = _with_all_together(recording, told, every, rounds, shown, tries_pool=tries_pool)
-    return told if told.is_partial else _with_least_warm(recording, told, every, rounds, shown)
+    return told if told.is_partial else _with_least_warm(recording, told, routes, rounds, shown)
 
 
 def _with_all_together(
@@ -245,14 +245,14 @@ def _seconds(found: Found, routes: list[dict[str, Any]]) -> float:
 def _with_least_warm(
     recording: _Recording, found: Found, routes: list[dict[str, Any]], rounds: int, shown: Callable[[str], None]
 ) -> Found:
-    """With as little kept warm as costs next to nothing."""
+    """With as little kept warm as costs next to nothing. ``routes``: all, or the one that was asked for."""
     kept = found.kept
     if kept is None or rounds < _advice.MIN_ROUNDS or not _warm.sizes_of(kept.warm_bytes):
         return found
     changed = {one.route: one.decision.strategy for one in found.advice if one.decision.verdict == "change"}
     strategies, told_of = {**_as_they_are(found, routes), **changed}, _behind("how much to keep warm: ", shown)
     try:
-        with planned(recording, shown=told_of) as plan:
+        with planned(recording, route=routes[0]["name"] if len(routes) == 1 else None, shown=told_of) as plan:
             return found._replace(
                 warm=_warm.tried(
                     plan,

@@ -196,16 +196,19 @@ tested := $(services),cuda,capi
 # tokio and reports nothing to tracing (src/trace.rs): what takes long and touches neither is not run a second time.
 core_skips := $(foreach test,apart_under_many_threads what_a_frame_says blocks_taken_and_given_back,--skip $(test))
 core_alone := --lib --test rust --test requests --test process --test events --test guard --test global
+# Level 1 (Cargo.toml) inlines nothing: tests of recordings, decay, room and requests took twice as long with it. The
+# other sets are over in seconds: to optimize them takes longer than it saves.
+inlined := CARGO_PROFILE_DEV_OPT_LEVEL=2
 # Many of them wait, for memory to be given back or for a child: so more at a time than there are processors.
 test_threads := --test-threads=4
 # Cargo builds one after the other; then both run at the same time. Without make's flags: cargo would look for its jobserver.
 test-rust: $(DONE)/venv ## cargo test: with tokio and tracing, and the core alone
-	$(CARGO) test --quiet --locked $(tested) --no-run
+	$(inlined) $(CARGO) test --quiet --locked $(tested) --no-run
 	$(CARGO) test --quiet --locked --no-default-features $(core_alone) --no-run
 	$(side_by_side) test-rust-services test-rust-core
 	$(side_by_side) test-rust-whole test-rust-optimized
 test-rust-services:
-	MAKEFLAGS= $(CARGO) test --quiet --locked $(tested) -- $(test_threads)
+	MAKEFLAGS= $(inlined) $(CARGO) test --quiet --locked $(tested) -- $(test_threads)
 # Of two profiles, which cargo builds at the same time.
 test-rust-whole:
 	MAKEFLAGS= $(CARGO) test --quiet --locked --features whole,metrics --lib -- whole:: metrics::

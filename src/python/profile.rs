@@ -79,10 +79,10 @@ pub(super) mod placed {
     use crate::python::attached;
     use crate::strategy::account::Weight;
 
-    pub(in crate::python) fn made(address: usize, weight: Weight, blocks: u64, handler: Handler) {
+    pub(in crate::python) fn made(address: usize, weight: Weight, blocks: u64, handler: Handler, may_look: bool) {
         let _unattributed = unattributed();
         let profiling = profiling();
-        let attribute = profiling.attribute.with(|attribute| attribute.clone());
+        let attribute = profiling.attribute.with(|attribute| attribute.clone()).filter(|_| may_look);
         let place = {
             // An exception that is on its way is no reason not to know the place.
             let _pending = attached::here().map(SetAside::new);

@@ -264,12 +264,26 @@ fn begin(py: Python<'_>) -> Result<(), Why> {
     let profile = Profile { made: placed::made, freed: placed::freed, resized: placed::resized };
     let (overdrawn, tells_soon, owes) = (overdraft::overdrawn, overdraft::tells_soon, overdraft::raise);
     let (runs, still_imports) = (overdraft::runs, overdraft::still_imports);
-    let binding =
-        Binding { selected, overdrawn, tells_soon, runs, owes, still_imports, remembers, python, loses_work, profile };
+    let binding = Binding {
+        selected,
+        overdrawn,
+        tells_soon,
+        runs,
+        owes,
+        still_imports,
+        remembers,
+        python,
+        loses_work,
+        is_behind_a_tool,
+        profile,
+    };
+    let get = domain_function(c"PyMem_GetAllocator")?;
+    let before = makers_of_objects(get);
     attach(&preloaded.library, binding)?;
     if let Some(domains) = domains {
         domains.hook(py, &preloaded.library);
     }
+    OBJECTS.get_or_make(|| Objects { get, known: [before, makers_of_objects(get)] });
     look_at_selections(|thread| {
         thread.version = STALE;
         let _ = selected(thread);
@@ -385,6 +399,34 @@ const OBJ_DOMAIN: c_int = 2;
 
 type Domain = unsafe extern "C" fn(c_int, *mut Allocator);
 
+/// `PyMem_GetAllocator` or `PyMem_SetAllocator`.
+fn domain_function(name: &CStr) -> Result<Domain, Why> {
+    let found = symbol(name).ok_or_else(|| format!("this Python has no {name:?}"))?;
+    // SAFETY: `void f(PyMemAllocatorDomain, PyMemAllocatorEx *)` for both.
+    Ok(unsafe { transmute::<*mut c_void, Domain>(found) })
+}
+
+/// Who makes Python's objects: Python itself or we, unless a tool stands before us.
+struct Objects {
+    get: Domain,
+    /// The addresses of `malloc` without our hooks and with them.
+    known: [usize; 2],
+}
+
+static OBJECTS: Made<Objects> = Made::new();
+
+fn makers_of_objects(get: Domain) -> usize {
+    let mut now = Allocator { words: [null_mut(); 5] };
+    // SAFETY: a domain, and a place for its allocator; Python copies it under a lock that it holds for nothing else.
+    unsafe { get(OBJ_DOMAIN, &raw mut now) };
+    now.words[1].addr()
+}
+
+/// See [`Binding`]. It allocates nothing.
+fn is_behind_a_tool() -> bool {
+    OBJECTS.get().is_some_and(|objects| !objects.known.contains(&makers_of_objects(objects.get)))
+}
+
 /// Python's domains and their allocators.
 struct Domains {
     set: Domain,
@@ -400,10 +442,7 @@ impl Domains {
         if environment(py, "PYTHONMALLOC")?.starts_with("malloc") {
             return Ok(None);
         }
-        let found = |name: &CStr| symbol(name).ok_or_else(|| format!("this Python has no {name:?}"));
-        // SAFETY: `void f(PyMemAllocatorDomain, PyMemAllocatorEx *)` for both.
-        let function = |found| unsafe { transmute::<*mut c_void, Domain>(found) };
-        let (get, set) = (function(found(c"PyMem_GetAllocator")?), function(found(c"PyMem_SetAllocator")?));
+        let (get, set) = (domain_function(c"PyMem_GetAllocator")?, domain_function(c"PyMem_SetAllocator")?);
         let of = |domain| {
             let mut own = Allocator { words: [null_mut(); 5] };
             // SAFETY: a domain, and a place for its allocator; this thread has the GIL.

@@ -46,6 +46,9 @@ pub(crate) struct Binding {
     /// Whether this thread is in code of Python's which would lose somebody's work where it is refused. As `selected`,
     /// but it may allocate.
     pub(crate) loses_work: fn() -> bool,
+    /// Whether a tool's hooks stand before ours, as tracemalloc's. A block of native memory may then be its own, made
+    /// under its lock, which it takes for each object: no object may be made meanwhile, so nobody is asked what runs.
+    pub(crate) is_behind_a_tool: fn() -> bool,
     pub(crate) profile: Profile,
 }
 
@@ -66,8 +69,8 @@ pub(crate) enum Runs {
 /// Who is told of each charged block while [`profile`] says so. They allocate what is nobody's only, and wait for no
 /// thread that makes or frees blocks while it has what they wait for.
 pub(crate) struct Profile {
-    /// This thread was given this block, which stands for so many, while this handler was selected.
-    pub(crate) made: fn(usize, Weight, u64, Handler),
+    /// A block was made here, which stands for so many, with this handler selected. The last one: may it look where?
+    pub(crate) made: fn(usize, Weight, u64, Handler, bool),
     /// Before it is given back.
     pub(crate) freed: fn(usize),
     /// It was resized, and moved from the one address to the other.
@@ -316,7 +319,7 @@ impl Decider {
             Some(block) => {
                 if is_profiled() {
                     let stands_for = if is_small { bytes / taken(kind, size_bytes) } else { 1 };
-                    (self.binding.profile.made)(block.addr().get(), weight, stands_for as u64, handler);
+                    self.tell_made(block, weight, stands_for as u64, handler);
                 }
                 (DONE, block.as_ptr())
             }
@@ -370,10 +373,19 @@ impl Decider {
         }
     }
 
+    /// For a profile that runs.
+    pub(super) fn tell_made(&self, block: NonNull<u8>, weight: Weight, stands_for: u64, handler: Handler) {
+        let may_look = weight.is_object || !(self.binding.is_behind_a_tool)();
+        (self.binding.profile.made)(block.addr().get(), weight, stands_for, handler, may_look);
+    }
+
     /// What is done where a limit has no room.
     #[cold]
     pub(super) fn answer(&self, size_bytes: usize, is_object: bool) -> Answer {
         let Some(python) = self.binding.python else { return Answer::Grant };
+        if !is_object && (self.binding.is_behind_a_tool)() {
+            return Answer::Grant;
+        }
         match walk::answer_to_callers(python, size_bytes, is_object) {
             Answer::Refuse | Answer::RefusePython if (self.binding.loses_work)() => Answer::Grant,
             answer => answer,

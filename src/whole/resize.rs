@@ -184,7 +184,7 @@ impl Decider {
                 Some(moved) => {
                     if is_profiled() {
                         (self.binding.profile.freed)(block.addr().get());
-                        (self.binding.profile.made)(moved.addr().get(), after, 1, handler);
+                        self.tell_made(moved, after, 1, handler);
                     }
                     (DONE, moved.as_ptr())
                 }

@@ -156,6 +156,37 @@ assert request.stats.live_bytes > 4 * MiB  # it counts as before
     )
 
 
+def test_a_limit_is_told_while_tracemalloc_traces():
+    """It asks for memory of its own under a lock that it takes for each object: nobody may ask Python what runs."""
+    check("""
+        import contextlib, faulthandler, tracemalloc
+        faulthandler.dump_traceback_later(60, exit=True)
+        for traced_inside in (True, False):
+            with contextlib.suppress(ctxalloc.BudgetExceeded), ctxalloc.request(whole=True, limit_bytes=4 * MiB) as it:
+                if traced_inside:
+                    tracemalloc.start(5)
+                kept = [str(n) * 3 for n in range(1_000_000)]
+                raise AssertionError("it was not told")
+            assert it.stats.peak_bytes < 8 * MiB, it.stats
+        tracemalloc.stop()
+    """)
+
+
+def test_a_report_tells_places_while_tracemalloc_traces(tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("""
+import faulthandler, tracemalloc, ctxalloc
+faulthandler.dump_traceback_later(60, exit=True)
+with ctxalloc.request(whole=True, name="traced"):
+    tracemalloc.start(5)
+    kept = [str(n) * 3 for n in range(300_000)]
+""")
+    words = [sys.executable, "-m", "ctxalloc", "run", "--whole", "--report", program]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "program.py:6" in ended.stderr
+
+
 @pytest.mark.skipif(importlib.util.find_spec("memray") is None, reason="memray")
 def test_a_tool_that_takes_its_hooks_away_breaks_nothing_and_is_told():
     check("""

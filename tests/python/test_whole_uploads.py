@@ -112,3 +112,50 @@ def test_what_c_makes_of_a_refusal_is_answered_as_one() -> None:
             asyncio.run(call(corrupt, 0))
         assert outcomes["deep", "refused"] == outcomes["corrupt", "failed"] == 10, outcomes
     """)
+
+
+def test_an_archive_that_does_not_fit_is_a_refusal() -> None:
+    """A BytesIO whose growth is refused is closed, and ZipFile says that. The program's own errors are left."""
+    check("""
+        import contextlib, io, zipfile
+        part = os.urandom(65536)
+
+        def plain():
+            with zipfile.ZipFile(io.BytesIO(), "w") as archive:
+                for number in range(1000):
+                    archive.writestr(str(number), part)
+
+        def deflated():
+            with zipfile.ZipFile(io.BytesIO(), "w", zipfile.ZIP_DEFLATED) as archive:
+                for number in range(1000):
+                    archive.writestr(str(number), part)
+
+        def left_open():
+            archive = zipfile.ZipFile(io.BytesIO(), "w")
+            for number in range(1000):
+                archive.writestr(str(number), part)
+
+        for work in (plain, deflated, left_open):
+            try:
+                with ctxalloc.request(whole=True, limit_bytes=8 * MiB):
+                    work()
+            except ctxalloc.BudgetExceeded as error:
+                assert type(error.__cause__) in (ValueError, MemoryError), error.__cause__
+            else:
+                raise AssertionError(work)
+
+        def own():
+            with contextlib.suppress(MemoryError):
+                bytes(9 * MiB)
+            file = io.BytesIO()
+            file.close()
+            file.read()
+
+        try:
+            with ctxalloc.request(whole=True, limit_bytes=8 * MiB) as request:
+                own()
+        except ValueError as error:
+            assert "closed file" in str(error) and request.stats.refused
+        else:
+            raise AssertionError("it is the program's own error")
+    """)

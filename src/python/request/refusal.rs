@@ -27,7 +27,7 @@ use crate::python::imported::module;
 use crate::python::numpy::Numpy;
 use crate::python::text::copied;
 use crate::strategy::account::Refusal;
-use pyo3::exceptions::{PyMemoryError, PySystemError};
+use pyo3::exceptions::{PyMemoryError, PySystemError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyModule, PyString, PyTuple};
@@ -53,6 +53,13 @@ const OWN: &[(&str, &str, &str)] = &[
     ("builtins", "RuntimeError", "DefaultCPUAllocator: "), // PyTorch's
 ];
 
+/// So end errors of the standard library that say nothing of memory: a BytesIO whose growth is refused is closed, and a
+/// ZipFile over it then fails at its end. Only where a MemoryError is among those that they were raised in.
+const AFTERWARDS: [&str; 2] = ["I/O operation on closed file", "Can't close the ZIP file while there is"];
+
+/// How many errors are looked through for that.
+const MAX_CONTEXTS: usize = 16;
+
 /// Raises BudgetExceeded from `error` if it comes from one of these refusals, the youngest of which is first.
 #[cold]
 pub(super) fn raise(py: Python<'_>, error: &Bound<'_, PyAny>, refusals: &[Refusal], is_whole: bool) -> PyResult<()> {
@@ -60,7 +67,7 @@ pub(super) fn raise(py: Python<'_>, error: &Bound<'_, PyAny>, refusals: &[Refusa
         return Ok(());
     }
     let is_budgets = error.is_instance(&py.get_type::<BudgetExceeded>())?;
-    let is_hidden = is_whole && (is_forgotten(error)? || is_own(error)?);
+    let is_hidden = is_whole && (is_forgotten(error)? || is_own(error)? || is_afterwards(error)?);
     if is_budgets || !(is_hidden || error.is_instance_of::<PyMemoryError>()) {
         return Ok(());
     }
@@ -142,6 +149,27 @@ fn is_own(error: &Bound<'_, PyAny>) -> PyResult<bool> {
     for &(from, name, said) in OWN {
         if is_of(from, name)? && Said::of_c(error)?.is_some_and(|text| text.contains(said)) {
             return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Whether this is one of the errors that come [afterwards](AFTERWARDS).
+fn is_afterwards(error: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let py = error.py();
+    let is_said = |text: String| AFTERWARDS.iter().any(|said| text.starts_with(said));
+    if !error.is_exact_instance_of::<PyValueError>() || !Said::of_c(error)?.is_some_and(is_said) {
+        return Ok(false);
+    }
+    let mut error = error.clone();
+    for _ in 0..MAX_CONTEXTS {
+        // A getter of C's: the class is C's own, and so is each that is looked at for it.
+        error = error.getattr(intern!(py, "__context__"))?;
+        if error.is_exact_instance_of::<PyMemoryError>() {
+            return Ok(true);
+        }
+        if !error.is_exact_instance_of::<PyValueError>() {
+            return Ok(false);
         }
     }
     Ok(false)

@@ -129,6 +129,24 @@ def test_the_largest_is_chosen_for_one_that_waits():
             process.victims_after = wrong
 
 
+async def told_when_chosen(process, victim):
+    """What a task is told that is chosen to make room for another one."""
+
+    async def tells():
+        # An exception that is kept keeps the frames that it came through, and so the array.
+        try:
+            await victim(entered)
+        except ctxalloc.BudgetExceeded as told:
+            return str(told), type(told.__cause__), asyncio.current_task().cancelling()
+
+    entered = asyncio.Event()
+    task = asyncio.create_task(tells())
+    await entered.wait()
+    async with wanting(process, 50_000, timeout=20):
+        pass
+    return await task
+
+
 def test_the_task_of_one_that_is_chosen_is_cancelled():
     process = ctxalloc.Budget(100_000, name="process", victims_after=0)
 
@@ -136,28 +154,16 @@ def test_the_task_of_one_that_is_chosen_is_cancelled():
         async with ctxalloc.request(root=True, budget=process, cancel_if_chosen=True):
             kept = np.zeros(90_000, "u1")
             entered.set()
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
             return kept
 
-    async def tells(entered):
-        # An exception that is kept keeps the frames that it came through, and so the array.
-        try:
-            await idles(entered)
-        except ctxalloc.BudgetExceeded as told:
-            return str(told), type(told.__cause__), asyncio.current_task().cancelling()
-
     async def main():
-        entered = asyncio.Event()
-        task = asyncio.create_task(tells(entered))
-        await entered.wait()
-        async with wanting(process, 50_000, timeout=20):
-            pass
-        text, cause, others = await task
+        text, cause, others = await told_when_chosen(process, idles)
         assert "was chosen to make room for" in text
         assert (cause, others) == (asyncio.CancelledError, 0)
 
         # One that somebody else cancels is cancelled.
-        entered.clear()
+        entered = asyncio.Event()
         task = asyncio.create_task(idles(entered))
         await entered.wait()
         task.cancel()
@@ -173,32 +179,19 @@ def test_the_task_of_one_that_is_chosen_is_cancelled():
 def test_what_a_chosen_one_left_in_a_cycle_makes_room():
     process = ctxalloc.Budget(100_000, victims_after=0)
 
-    async def is_chosen(entered):
+    async def idles(entered):
         async with ctxalloc.request(root=True, budget=process, cancel_if_chosen=True):
             cycle = [np.zeros(90_000, "u1")]
             cycle.append(cycle)  # as asyncio.TaskGroup keeps its errors, with their frames
             entered.set()
-            await asyncio.sleep(60)
-
-    async def tells(entered):
-        try:
-            await is_chosen(entered)
-        except ctxalloc.BudgetExceeded as told:
-            return str(told)
-
-    async def main():
-        entered = asyncio.Event()
-        task = asyncio.create_task(tells(entered))
-        await entered.wait()
-        async with wanting(process, 50_000, timeout=20):
-            pass
-        assert "was chosen to make room for" in await task
+            await asyncio.Event().wait()
 
     gc.disable()
     try:
-        asyncio.run(main())
+        text, _, _ = asyncio.run(told_when_chosen(process, idles))
     finally:
         gc.enable()
+    assert "was chosen to make room for" in text
     assert process.in_use_bytes == 0
 
 

@@ -76,6 +76,7 @@ mod token;
 mod token_cell;
 mod tracked;
 mod tune;
+mod uncollected;
 mod usm;
 mod vectorcall;
 #[cfg(ctxalloc_whole)]

@@ -2,15 +2,13 @@
 //! ContextVar set by functions that tell it of a new selection.
 #![allow(unsafe_code, reason = "dlsym, and CPython's C functions")]
 
+use super::selection::{VarReset, VarSet};
 use super::symbol::symbol;
 use crate::sync::Made;
 use crate::whole::{Attach, AttachArrow, GetThread, Hook, Library, Thread};
 use pyo3::ffi::PyObject;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
-
-pub(super) type VarSet = unsafe extern "C" fn(*mut PyObject, *mut PyObject) -> *mut PyObject;
-pub(super) type VarReset = unsafe extern "C" fn(*mut PyObject, *mut PyObject) -> c_int;
 
 /// The version of `preload.c` that this module agrees with.
 const VERSION: u32 = 8;

@@ -37,8 +37,8 @@ impl SetHandler {
     }
 }
 
-type VarSet = unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyObject) -> *mut ffi::PyObject;
-type VarReset = unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyObject) -> c_int;
+pub(super) type VarSet = unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyObject) -> *mut ffi::PyObject;
+pub(super) type VarReset = unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyObject) -> c_int;
 
 /// The way chosen at import.
 pub(super) enum Selection {
@@ -80,7 +80,7 @@ impl Selection {
         };
         match var {
             Some(var) => {
-                let calls = match Calls::in_c() {
+                let calls = match Calls::in_c(py) {
                     Some(calls) if asked != "contextvar-methods" => calls,
                     _ => Calls::Methods { set: var.getattr("set")?.unbind(), reset: var.getattr("reset")?.unbind() },
                 };
@@ -217,7 +217,7 @@ impl Variable {
         if !var.get_type().is(&kind) {
             return Err(PyTypeError::new_err("give a ContextVar"));
         }
-        let calls = match (symbol(c"PyContextVar_Get"), Calls::in_c()) {
+        let calls = match (symbol(c"PyContextVar_Get"), Calls::in_c(var.py())) {
             (Some(get), Some(Calls::C { set, reset })) => {
                 // SAFETY: `int PyContextVar_Get(PyObject *var, PyObject *default, PyObject **value)` since CPython
                 // 3.7.1.
@@ -276,13 +276,14 @@ impl Variable {
 }
 
 impl Calls {
-    fn in_c() -> Option<Self> {
+    fn in_c(py: Python<'_>) -> Option<Self> {
         let set = symbol(c"PyContextVar_Set")?;
         let reset = symbol(c"PyContextVar_Reset")?;
         // SAFETY: `PyObject *PyContextVar_Set(PyObject *var, PyObject *value)` since CPython 3.7.1.
         let set = unsafe { std::mem::transmute::<*mut c_void, VarSet>(set) };
         // SAFETY: `int PyContextVar_Reset(PyObject *var, PyObject *token)` since CPython 3.7.1.
         let reset = unsafe { std::mem::transmute::<*mut c_void, VarReset>(reset) };
+        let (set, reset) = super::uncollected::uncollected(py, set, reset);
         #[cfg(ctxalloc_whole)]
         let (set, reset) = super::preloaded::watched(set, reset);
         Some(Self::C { set, reset })

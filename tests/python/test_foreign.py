@@ -56,6 +56,47 @@ def test_an_adopted_handler_is_a_handler_like_any_other(fresh_name: Callable[[],
     assert foreign.calls == ["calloc", "realloc", "free"]
 
 
+COLLECTED = """
+import gc
+import numpy as np
+import ctxalloc
+from numpy_c import Free, ForeignHandler
+
+foreign = ForeignHandler("python's")
+free, freed, made = foreign.functions["free"], 0, []
+
+def freeing(context, block, size):
+    global freed, made
+    freed += 1
+    with ctxalloc.use("pool"), ctxalloc.request():
+        made = [*made[-50:], object(), object()]  # in the place of what is no longer read
+    free(context, block, size)
+
+callback = Free(freeing)
+foreign.struct.allocator.free = callback
+ctxalloc.adopt(foreign.capsule)
+
+class Cycle:
+    pass
+
+for threshold in range(1, 12):
+    gc.set_threshold(threshold)
+    for size in range(1, 300):
+        with ctxalloc.use("python's"):
+            cycle = Cycle()
+            cycle.itself, cycle.array = cycle, np.empty(size)
+            del cycle
+            with ctxalloc.use("pool"), ctxalloc.request():
+                pass
+print(gc.isenabled(), freed > 3000)
+"""
+
+
+def test_a_handler_in_python_selects_others_while_garbage_is_collected() -> None:
+    """CPython before 3.12 collects while it sets a ContextVar, and reads what a nested `set` has freed."""
+    assert subprocesses.says(COLLECTED) == "True True"
+
+
 def test_the_same_capsule_adopted_twice_is_the_same_handler(fresh_name: Callable[[], str]) -> None:
     foreign = ForeignHandler(fresh_name())
     handler = adopt(foreign.capsule)

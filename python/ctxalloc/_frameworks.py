@@ -35,6 +35,14 @@ _Rows: TypeAlias = dict[str | None, int]
 """The rows that are written as a route, by their methods."""
 
 
+def has_parsed(error: BaseException | None) -> bool:
+    """Whether FastAPI has made this error of another one: whatever the parsing of a body raises is a 400 there."""
+    step = None if error is None else error.__traceback__
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    return step is not None and step.tb_frame.f_globals.get("__name__") == "fastapi.routing"
+
+
 class Endpoint(NamedTuple):
     """A route of the framework, at the end of its mounts."""
 

@@ -281,7 +281,7 @@ class _Exchange(Exchange, Served):
         elif kind == "http.response.start":
             status = message["status"]
             refused = self._refusal_handled() if status >= 400 else None
-            if refused is not None and status == 500 and self._answers:
+            if refused is not None and self._answers and (status == 500 or _frameworks.has_parsed(sys.exception())):
                 self.replaced = refused
                 return _nothing()
             self.status = status
@@ -345,7 +345,8 @@ class _Exchange(Exchange, Served):
     def _refusal_handled(self) -> BudgetExceeded | None:
         """The refusal because of which a handler inside answers, in an ``except``. It is noted, for the outcome.
 
-        Where it is a framework's 500, ours is the answer, and given when the application has returned.
+        Where it is a framework's 500, or FastAPI's 400 for a body, ours is the answer, and given when the application
+        has returned.
         """
         error = sys.exception()
         if error is not None:

@@ -241,6 +241,50 @@ def test_only_an_async_dependency_with_yield_selects_for_the_endpoint() -> None:
     assert asyncio.run(call(service, fastapi_scope("/thread"))).body == b'"account"'
 
 
+def posted(app: fastapi.FastAPI) -> Client:
+    """The answer to a JSON document, by the application in our middleware."""
+    scope = {**fastapi_scope("/async"), "method": "POST", "headers": [(b"content-type", b"application/json")]}
+    messages = [{"type": "http.request", "body": b"{}", "more_body": False}]
+    return asyncio.run(call(AllocatorMiddleware(app, default=SMALL), scope, messages))
+
+
+def test_a_body_that_does_not_fit_is_no_bad_request_of_fastapis() -> None:
+    class Parsed(HttpRequest):
+        async def json(self) -> Any:
+            big()
+
+    class Route(fastapi.routing.APIRoute):
+        def get_route_handler(self) -> Any:
+            handle = super().get_route_handler()
+
+            async def handler(request: HttpRequest) -> Any:
+                return await handle(Parsed(request.scope, request.receive))
+
+            return handler
+
+    app = fastapi.FastAPI(openapi_url=None)
+    app.router.route_class = Route
+
+    @app.post("/async")
+    async def never(_: dict[str, int]) -> None: ...
+
+    assert posted(app).status == 413
+
+
+@pytest.mark.parametrize("status", [400, 422])
+def test_an_endpoint_that_answers_a_refusal_itself_does(status: int) -> None:
+    app = fastapi.FastAPI(openapi_url=None)
+
+    @app.post("/async")
+    async def answers(_: dict[str, int]) -> None:
+        try:
+            big()
+        except MemoryError as error:
+            raise fastapi.HTTPException(status) from error
+
+    assert posted(app).status == status
+
+
 def fastapi_scope(path: str) -> Any:
     return http(
         path, server=("test", 80), client=("test", 1), scheme="http", http_version="1.1", raw_path=path.encode()

@@ -11,6 +11,7 @@ import asyncio
 import gc
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -27,6 +28,11 @@ import pytest
 import ctxalloc
 
 _numbers = itertools.count()
+
+# A shell starts what it does not wait for (`make test &`) without Ctrl-C, and programs inherit that: those that tests
+# interrupt would never end.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)

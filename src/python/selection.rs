@@ -7,6 +7,7 @@
 #![allow(unsafe_code, reason = "PyContextVar_Set is in no limited API, but in every CPython")]
 
 use super::symbol::symbol;
+use super::uncollected::{VarReset, VarSet, uncollected};
 use crate::error::Error;
 use pyo3::exceptions::{PyImportError, PyTypeError};
 use pyo3::ffi;
@@ -36,9 +37,6 @@ impl SetHandler {
         unsafe { Bound::from_owned_ptr_or_err(capsule.py(), (self.0)(capsule.as_ptr())) }
     }
 }
-
-pub(super) type VarSet = unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyObject) -> *mut ffi::PyObject;
-pub(super) type VarReset = unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyObject) -> c_int;
 
 /// The way chosen at import.
 pub(super) enum Selection {
@@ -283,7 +281,7 @@ impl Calls {
         let set = unsafe { std::mem::transmute::<*mut c_void, VarSet>(set) };
         // SAFETY: `int PyContextVar_Reset(PyObject *var, PyObject *token)` since CPython 3.7.1.
         let reset = unsafe { std::mem::transmute::<*mut c_void, VarReset>(reset) };
-        let (set, reset) = super::uncollected::uncollected(py, set, reset);
+        let (set, reset) = uncollected(py, set, reset);
         #[cfg(ctxalloc_whole)]
         let (set, reset) = super::preloaded::watched(set, reset);
         Some(Self::C { set, reset })

@@ -1,4 +1,4 @@
-"""Modules that are imported when they are first used, and a fork that waits for it.
+"""Modules that are imported when they are first used, for no request, and a fork that waits for it.
 
 Python holds a lock of each module while that is imported, and a child of ``fork`` has the lock without the thread that
 would let it go: it would wait for ever where it uses the module. Whoever writes ``ctxalloc.strategies`` does not expect
@@ -12,6 +12,8 @@ import time
 from types import ModuleType
 from typing import Final
 
+from ctxalloc._native import use
+
 _PATIENCE_SECONDS: Final = 1.0
 """No longer: what is imported may itself wait for the thread that forks."""
 
@@ -20,11 +22,12 @@ _importing: Final[list[int]] = []
 
 
 def imported(name: str) -> ModuleType:
-    """The module of the package with this name."""
+    """The module of the package with this name. It outlives the request that happens to be the first to use it."""
     here = threading.get_ident()
     _importing.append(here)
     try:
-        return importlib.import_module(f"ctxalloc.{name}")
+        with use("default_allocator"):
+            return importlib.import_module(f"ctxalloc.{name}")
     finally:
         _importing.remove(here)
 

@@ -180,3 +180,12 @@ def test_an_import_that_a_request_is_begun_within_gives_it_nothing():
 
 def test_nor_does_it_on_another_thread():
     check(WITHIN + "\nfrom concurrent.futures import ThreadPoolExecutor as Pool\nPool().submit(tried).result()")
+
+
+def test_what_ctxalloc_imports_at_its_first_use_is_nobodys():
+    check("""
+with ctxalloc.request(whole=True, limit_bytes=100 * KiB) as request:
+    ctxalloc.wrap, ctxalloc.ThreadPoolExecutor, ctxalloc.problems, ctxalloc.wsgi
+    assert "ctxalloc._executors" in sys.modules and "ctxalloc.wsgi" in sys.modules
+assert request.stats.peak_bytes < 20 * KiB, request.stats
+""")

@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeAlias
 from ctxalloc import _frameworks, _routing, problems
 from ctxalloc._choices import ACCOUNT, Choice, Scope, Terms, Unmatched
 from ctxalloc._errors import BudgetExceeded, NoRoom
-from ctxalloc._native import Budget, Exchange, Exchanges, Handler, Request
+from ctxalloc._native import Budget, Exchange, Exchanges, Handler, Request, use
 from ctxalloc._outcome import OnEnd, Report
 from ctxalloc._sending import Sending
 from ctxalloc._serving import KEY, SERVING, Served, Service, Serving, Step
@@ -138,6 +138,8 @@ class AllocatorMiddleware:
                 with Step(serving):
                     await self.app({**scope, KEY: serving}, receive, send)
                 return
+            if serving.is_websocket and serving.counts_whole:
+                receive = serving.outside(receive)
             steps = serving.call(self.app, receive)
         try:
             left = await steps
@@ -258,6 +260,20 @@ class _Exchange(Exchange, Served):
     def to_server(self) -> _Send:
         """The server's ``send``."""
         return self._to_server or _too_late
+
+    def outside(self, receive: _Receive) -> _Receive:
+        """The server's ``receive``, called outside of the request.
+
+        Where it resumes reading, asyncio runs the server's reader in the Context of that call: all messages would be
+        decoded in the request, which may have no room, and be broken off without a reason.
+        """
+        base = self.base
+
+        async def received() -> _Message:
+            with use(base):
+                return await receive()
+
+        return received
 
     def _watching(self, receive: _Receive) -> _Receive:
         """The application's ``receive``, where somebody asks for the end: it notes that the client has gone."""

@@ -109,6 +109,38 @@ def test_an_account_of_fastapi_shows_the_whole():
     )
 
 
+@needs_library
+def test_the_servers_reader_of_a_websocket_is_not_in_the_request():
+    """The `receive` of uvicorn resumes reading; asyncio's reader has the Context of who did so."""
+    checked(
+        SERVICE,
+        """
+    from ctxalloc.asgi import AllocatorMiddleware
+    seen, sent = [], []
+    def reader(arrived):
+        seen.append(ctxalloc.current_request())
+        arrived.set_result({"type": "websocket.receive", "bytes": bytes(30 * MiB)})
+    async def receive():
+        loop = asyncio.get_running_loop()
+        arrived = loop.create_future()
+        loop.call_soon(reader, arrived)
+        return await arrived
+    async def send(message):
+        sent.append(message["type"])
+    async def application(scope, receive, send):
+        await send({"type": "websocket.accept"})
+        message = await receive()
+        seen.append(ctxalloc.current_request())
+        assert ctxalloc.current_request().stats.whole.object_bytes < MiB
+        bytes(len(message["bytes"]))
+    service = AllocatorMiddleware(application, default=terms())
+    asyncio.run(service({"type": "websocket", "path": "/", "headers": []}, receive, send))
+    assert seen[0] is None and seen[1] is not None, seen
+    assert sent == ["websocket.accept", "websocket.close"], sent
+    """,
+    )
+
+
 PYTEST = """
 import subprocess, sys, tempfile
 folder = tempfile.mkdtemp()

@@ -44,6 +44,7 @@ mod metrics;
 mod module;
 #[cfg(ctxalloc_whole)]
 mod named_capsules;
+mod nested_sets;
 mod numpy;
 mod options;
 #[cfg(ctxalloc_whole)]
@@ -76,7 +77,6 @@ mod token;
 mod token_cell;
 mod tracked;
 mod tune;
-mod uncollected;
 mod usm;
 mod vectorcall;
 #[cfg(ctxalloc_whole)]

@@ -6,8 +6,8 @@
 //! tell which Context may reset, never which handler is selected. The way is chosen once, at import.
 #![allow(unsafe_code, reason = "PyContextVar_Set is in no limited API, but in every CPython")]
 
+use super::nested_sets::{VarReset, VarSet, nestable};
 use super::symbol::symbol;
-use super::uncollected::{VarReset, VarSet, uncollected};
 use crate::error::Error;
 use pyo3::exceptions::{PyImportError, PyTypeError};
 use pyo3::ffi;
@@ -281,7 +281,7 @@ impl Calls {
         let set = unsafe { std::mem::transmute::<*mut c_void, VarSet>(set) };
         // SAFETY: `int PyContextVar_Reset(PyObject *var, PyObject *token)` since CPython 3.7.1.
         let reset = unsafe { std::mem::transmute::<*mut c_void, VarReset>(reset) };
-        let (set, reset) = uncollected(py, set, reset);
+        let (set, reset) = nestable(py, set, reset);
         #[cfg(ctxalloc_whole)]
         let (set, reset) = super::preloaded::watched(set, reset);
         Some(Self::C { set, reset })

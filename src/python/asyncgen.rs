@@ -1,6 +1,6 @@
 //! The first step of an asynchronous generator that the event loop must not learn of.
 
-use pyo3::intern;
+use crate::python::interned::intern;
 use pyo3::prelude::*;
 
 /// ``anext(body)`` while the thread has no hooks for asynchronous generators; it gets its own back before this returns.

@@ -1,36 +1,36 @@
 //! An attribute of a Python module that is looked up once.
 
+use crate::sync::Made;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyString};
 
 /// `module.name`, looked up at its first use and kept.
 ///
-/// It is found before the cell is filled. An import lets other threads run, and one of them may fork: if the cell were
-/// being filled then, every thread of the child that needs it would wait for ever.
+/// An import lets other threads run, and so does a `PyOnceLock` that is filled; one of them may fork. Nobody waits for
+/// the thread that the child does not have.
 pub(super) struct Imported {
     module: &'static str,
     name: &'static str,
-    found: PyOnceLock<Py<PyAny>>,
+    found: Made<Py<PyAny>>,
 }
 
 impl Imported {
     pub(super) const fn new(module: &'static str, name: &'static str) -> Self {
-        Self { module, name, found: PyOnceLock::new() }
+        Self { module, name, found: Made::new() }
     }
 
     /// The object, if it was got before.
     #[inline]
     pub(super) fn known<'py>(&self, py: Python<'py>) -> Option<&Bound<'py, PyAny>> {
-        self.found.get(py).map(|found| found.bind(py))
+        self.found.get().map(|found| found.bind(py))
     }
 
     pub(super) fn get<'py>(&self, py: Python<'py>) -> PyResult<&Bound<'py, PyAny>> {
-        if let Some(found) = self.found.get(py) {
+        if let Some(found) = self.found.get() {
             return Ok(found.bind(py));
         }
         let found = py.import(self.module)?.getattr(self.name)?.unbind();
-        Ok(self.found.get_or_init(py, || found).bind(py))
+        Ok(self.found.get_or_make(|| found).bind(py))
     }
 }
 

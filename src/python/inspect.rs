@@ -8,9 +8,9 @@ use super::lookup::handler_named;
 use super::numpy::Numpy;
 use super::strategies::{PyStrategy, class_of_strategies};
 use crate::handler::{self as table, Handler};
+use crate::python::interned::intern;
 use crate::strategy::SharedMemory;
 use pyo3::exceptions::PyTypeError;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyMemoryView;
 

@@ -38,6 +38,7 @@ mod foreign;
 mod handler;
 mod imported;
 mod inspect;
+mod interned;
 mod interpreter;
 mod lookup;
 mod metrics;
@@ -46,6 +47,8 @@ mod module;
 mod named_capsules;
 mod nested_sets;
 mod numpy;
+#[cfg(ctxalloc_whole)]
+mod observed;
 mod options;
 #[cfg(ctxalloc_whole)]
 mod overdraft;

@@ -1,17 +1,21 @@
 //! The module `ctxalloc._native`. The package `python/ctxalloc` exports what users see.
 #![allow(unsafe_code, reason = "NumPy's default handler is adopted here")]
 
+use super::asyncio;
 use super::capi;
 use super::errors;
+use super::exchange;
 use super::exit;
 use super::foreign::keep;
 use super::interpreter;
 use super::numpy::{Numpy, struct_in};
+use super::request;
 use super::request::block as request_block;
 use super::request::call as request_call;
 use super::scope_type;
 use super::settings;
 use super::shared;
+use super::step::Step;
 use crate::handler::{Extras, Reach, adopt, handler};
 use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
@@ -32,6 +36,15 @@ fn adopt_numpys_default(py: Python<'_>) -> PyResult<()> {
     keep(default, capsule.clone().unbind());
     shared::use_default(default);
     Ok(())
+}
+
+/// Makes the types that the module does not export. Else each would be made at its first use, where pyo3 lets other
+/// threads run: a child of a fork in that moment would wait for ever for the thread that it does not have.
+fn make_types(py: Python<'_>) {
+    asyncio::make_types(py);
+    exchange::make_types(py);
+    request::make_types(py);
+    py.get_type::<Step>();
 }
 
 #[pymodule(gil_used = false)]
@@ -96,8 +109,8 @@ mod _native {
     use super::super::whole::{enable, library, nobodys, nobodys_by_group};
 
     use super::{
-        Numpy, adopt_numpys_default, capi, errors, exit, interpreter, request_block, request_call, scope_type,
-        settings, shared,
+        Numpy, adopt_numpys_default, capi, errors, exit, interpreter, make_types, request_block, request_call,
+        scope_type, settings, shared,
     };
     use pyo3::prelude::*;
 
@@ -105,6 +118,7 @@ mod _native {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         let py = module.py();
         interpreter::require_main()?;
+        make_types(py);
         errors::import(py)?;
         settings::begin()?;
         adopt_numpys_default(py)?;

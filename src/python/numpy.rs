@@ -7,10 +7,10 @@ use super::capsule;
 use super::selection::{Selection, SetHandler, SetHandlerFunction};
 use crate::handler::abi;
 use crate::strategy::System;
+use crate::sync::Made;
 use pyo3::exceptions::PyImportError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCapsule, PyType};
 use std::ffi::{CStr, c_void};
 use std::ptr::NonNull;
@@ -47,19 +47,18 @@ impl Numpy {
     /// This process's NumPy.
     #[inline]
     pub(super) fn get(py: Python<'_>) -> PyResult<&'static Self> {
-        static NUMPY: PyOnceLock<Numpy> = PyOnceLock::new();
-        match NUMPY.get(py) {
+        static NUMPY: Made<Numpy> = Made::new();
+        match NUMPY.get() {
             Some(numpy) => Ok(numpy),
             None => Self::first(py, &NUMPY),
         }
     }
 
     #[cold]
-    fn first<'a>(py: Python<'_>, place: &'a PyOnceLock<Self>) -> PyResult<&'a Self> {
-        // Found before the cell is filled: an import lets other threads run, and one of them may fork. If the cell were
-        // being filled then, every thread of the child would wait for it for ever.
+    fn first(py: Python<'_>, place: &'static Made<Self>) -> PyResult<&'static Self> {
+        // Found before it is kept: an import lets other threads run, which may find it too, and others.
         let found = Self::find(py)?;
-        Ok(place.get_or_init(py, || found))
+        Ok(place.get_or_make(|| found))
     }
 
     fn find(py: Python<'_>) -> PyResult<Self> {

@@ -18,12 +18,12 @@ use super::preloaded::preloaded;
 use super::symbol::symbol;
 use crate::handler::Handler;
 use crate::handler::requests::{Begun, Payer, RequestHandle, imports_around, is_untold, payer_of};
+use crate::python::interned::intern;
 use crate::sync::Made;
 use crate::whole::{NOT_RAISING, NOTED, OWED, RAISED, RAISING as IS_RAISING, REFUSES};
 use crate::whole::{Python as Loop, Runs, Thread, extent, handler_of, is_called_outside_of, word_of};
 use pyo3::exceptions::PyMemoryError;
 use pyo3::ffi;
-use pyo3::intern;
 use pyo3::prelude::*;
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_ulong, c_void};
@@ -141,7 +141,7 @@ fn is_main_thread() -> bool {
 impl Raising {
     fn runs(&self, py: Python<'_>, around: usize) -> Runs {
         let runs = self.breaking_off.runs(py, around);
-        IMPORTED.set((runs == Runs::Imports, BETWEEN_LOOKS));
+        IMPORTED.set((runs == Runs::Imports && !self.breaking_off.is_observing(py), BETWEEN_LOOKS));
         runs
     }
 
@@ -290,6 +290,13 @@ fn told(py: Python<'_>) -> c_int {
     let is_noted = own(|thread| matches!(thread.raising, NOTED | IS_RAISING)).unwrap_or(false);
     let Some(raising) = RAISING.get().filter(|_| is_noted) else { return 0 };
     let become_ = |state| own(|thread| thread.raising = state);
+    if raising.breaking_off.is_observing(py) {
+        // Once more, until the code that is observed goes on: a profile function is called after each of C's.
+        if !raising.pend() {
+            become_(OWED);
+        }
+        return 0;
+    }
     let payer = own(raising.selected).flatten().and_then(payer_of).and_then(RequestHandle::from_handler);
     let Some(request) = payer.filter(|request| request.seen().is_untold()) else {
         become_(NOT_RAISING); // others run, or somebody told it; its end tells too

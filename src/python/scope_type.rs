@@ -15,11 +15,11 @@ use super::entry_points::{answer, borrowed, function_of, method};
 use super::lookup::handler_meant;
 use super::scope::Scope;
 use super::step::{Step, Work};
+use crate::sync::Made;
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyString, PyTuple, PyType};
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::offset_of;
@@ -36,12 +36,14 @@ struct Object {
 /// The memory of the last Scope that was freed, for the next one: most programs use one at a time, again and again.
 static SPARE: AtomicPtr<ffi::PyObject> = AtomicPtr::new(null_mut());
 
-static TYPE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+static TYPE: Made<Py<PyType>> = Made::new();
 
 /// Adds `Scope` and `use` to the module.
 pub(super) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let py = module.py();
-    module.add("Scope", TYPE.get_or_try_init(py, || new_type(py))?)?;
+    let made = new_type(py)?;
+    let kind = TYPE.get_or_make(|| made);
+    module.add("Scope", kind.clone_ref(py))?;
     let function =
         function_of(module, method(c"use", ffi::METH_O, ffi::PyMethodDefPointer { PyCFunction: use_ }, USE_DOC))?;
     module.add("use", function)
@@ -49,7 +51,7 @@ pub(super) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
 
 /// The scope in a Scope.
 fn scope_in<'a>(object: &'a Bound<'_, PyAny>) -> &'a Scope {
-    debug_assert!(TYPE.get(object.py()).is_some_and(|kind| object.is_exact_instance(kind.bind(object.py()))));
+    debug_assert!(TYPE.get().is_some_and(|kind| object.is_exact_instance(kind.bind(object.py()))));
     // SAFETY: the methods below and their steps pass Scopes only; the object is borrowed for as long as the reference.
     unsafe { scope_at(object.as_ptr()) }
 }
@@ -146,7 +148,7 @@ const fn slot(number: c_int, value: *mut c_void) -> ffi::PyType_Slot {
 /// A new Scope.
 #[inline]
 fn new_object(py: Python<'_>, scope: Scope) -> PyResult<*mut ffi::PyObject> {
-    let kind = TYPE.get(py).expect("made together with `use`");
+    let kind = TYPE.get().expect("made together with `use`");
     let object = match NonNull::new(SPARE.swap(null_mut(), Ordering::AcqRel)) {
         // SAFETY: the memory of a Scope that was freed, which the exchange made ours alone; it is large enough for
         // another one.

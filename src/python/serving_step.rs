@@ -12,9 +12,9 @@ use super::overdraft::Guard;
 use super::request::{PyRequest, serving_variable};
 use super::token_cell::TokenCell;
 use crate::handler::Handler;
+use crate::python::interned::intern;
 use pyo3::exceptions::{PyRuntimeError, PyStopAsyncIteration, PyStopIteration, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
-use pyo3::intern;
 use pyo3::prelude::*;
 use std::sync::{Mutex, PoisonError};
 

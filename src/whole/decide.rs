@@ -59,10 +59,10 @@ pub(crate) enum Runs {
     Own { is_in_a_call: bool },
     /// Others', as the standard library's: a small block is not refused to it.
     Others,
-    /// What enters or leaves a block: refused, it would leave a lock locked. Or a loop that reads for a server:
-    /// refused, it would end the connection.
+    /// What enters or leaves a block would leave a lock locked, and a loop that reads for a server end its connection.
     AtEnds,
-    /// Whoever's, while a module is imported: refused, the module would stay half made for all that come later.
+    /// Whoever's, while a module is imported, which would stay half made for all that come later. Or a function of a
+    /// tool that observes, which CPython would remove.
     Imports,
 }
 

@@ -211,6 +211,46 @@ print("ends")
     assert printed == "ends"
 
 
+FORKED_WITHIN_A_FIRST_USE = """
+import os, sys, threading
+import ctxalloc
+
+budget = ctxalloc.Budget(1 << 20, name="b")
+
+def reserve():
+    with ctxalloc.request(budget=budget, reserve_bytes=1000, timeout=1, root=True):
+        pass
+
+def first():
+    request = ctxalloc.request(budget=budget, reserve_bytes=1000, timeout=1, root=True)
+    begun.append(True)
+    with request:
+        pass
+
+begun = []
+sys.setswitchinterval(10)  # only what gives the GIL up by itself is interrupted
+thread = threading.Thread(target=first)
+thread.start()
+while not begun:
+    os.sched_yield()
+child = os.fork()
+if not child:
+    reserves = threading.Thread(target=reserve, daemon=True)
+    sys.setswitchinterval(0.005)
+    reserves.start()
+    reserves.join(20)
+    os._exit(3 if reserves.is_alive() else 0)
+thread.join()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_child_forked_within_a_first_reservation_can_reserve() -> None:
+    """What is looked up once is waited for by nobody: the thread that looks it up is not in the child."""
+    for _ in range(6):
+        assert subprocesses.says(FORKED_WITHIN_A_FIRST_USE, "-W", "ignore") == "0"
+
+
 def test_a_forked_child_refuses_rust_futures_if_its_parent_had_some() -> None:
     printed = subprocesses.says(
         """

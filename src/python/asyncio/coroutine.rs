@@ -5,12 +5,12 @@ use crate::python::asked::asked;
 use crate::python::exit;
 use crate::python::handler::capsule_of;
 use crate::python::imported::Imported;
+use crate::python::interned::intern;
 use crate::python::numpy::Numpy;
 use crate::scope::Context;
 use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::asyncio::CancelledError;
 use pyo3::gc::{PyTraverseError, PyVisit};
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyDict};
 use pyo3_async_runtimes::TaskLocals;
@@ -140,6 +140,12 @@ impl Drop for Start {
             });
         }
     }
+}
+
+/// See `module.rs`.
+pub(super) fn make_types(py: Python<'_>) {
+    py.get_type::<Start>();
+    py.get_type::<Done>();
 }
 
 /// Called once when the asyncio task is done.

@@ -1,6 +1,6 @@
 //! How a Rust thread hands work to an event loop, and how the two sides share a value.
 
-use pyo3::intern;
+use crate::python::interned::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::{Mutex, MutexGuard, PoisonError};

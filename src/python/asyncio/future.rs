@@ -5,13 +5,14 @@ use crate::python::asked::asked;
 use crate::python::bridge::{current, with_selection};
 use crate::python::errors::RustPanic;
 use crate::python::exit;
+use crate::python::interned::intern;
 use crate::scope::{Context, WithHandler};
 use pin_project::pin_project;
+use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::exceptions::asyncio::CancelledError;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::{IntoPyObjectExt, intern};
 use pyo3_async_runtimes::{TaskLocals, tokio as runtimes};
 use std::any::Any;
 use std::future::Future;
@@ -123,6 +124,12 @@ impl<F: Future<Output = PyResult<T>>, T> Future for Running<F> {
 fn panicked(panic: &(dyn Any + Send)) -> PyErr {
     let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     RustPanic::new_err(format!("a Rust future panicked: {}", text.unwrap_or("no message")))
+}
+
+/// See `module.rs`.
+pub(super) fn make_types(py: Python<'_>) {
+    py.get_type::<Cancel>();
+    py.get_type::<Settle>();
 }
 
 /// The done callback of the asyncio future: it tells the Rust future if that was cancelled.

@@ -5,10 +5,10 @@
 
 use crate::python::attached;
 use crate::python::imported::module;
+use crate::python::interned::intern;
 use crate::python::pending::SetAside;
 use crate::python::tracked::find_call;
 use crate::sync::Made;
-use pyo3::intern;
 use pyo3::prelude::*;
 
 /// The folder of the standard library, which [`prepare`] has found.

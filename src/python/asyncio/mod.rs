@@ -10,5 +10,11 @@ mod future;
 #[cfg(ctxalloc_whole)]
 pub(super) mod losing;
 
+/// See `module.rs`.
+pub(super) fn make_types(py: pyo3::Python<'_>) {
+    coroutine::make_types(py);
+    future::make_types(py);
+}
+
 pub use coroutine::{PythonTask, into_future, into_future_with_locals};
 pub use future::future_into_py;

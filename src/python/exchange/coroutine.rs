@@ -2,8 +2,8 @@
 #![allow(unsafe_code, reason = "PyIter_Send drives a coroutine, which is no iterator to pyo3")]
 
 use super::super::imported::Imported;
+use crate::python::interned::intern;
 use pyo3::exceptions::PyStopIteration;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyIterator;
 use pyo3::types::iterator::PySendResult;

@@ -5,13 +5,13 @@ use super::routes::{Found, PyRouteTable};
 use super::steps::Steps;
 use super::{Begun, PyExchange};
 use crate::python::budget::PyBudget;
+use crate::python::interned::intern;
 use crate::python::numpy::Numpy;
 use crate::python::request::PyRequest;
 use crate::python::selection::Variable;
 use crate::python::sited::Sampler;
 use crate::python::vectorcall;
 use pyo3::gc::{PyTraverseError, PyVisit};
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyType};
 

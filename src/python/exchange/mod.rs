@@ -20,13 +20,13 @@ use super::foreign::handler_in;
 use super::handler::PyHandler;
 use super::request::PyRequest;
 use super::vectorcall;
+use crate::python::interned::intern;
 use coroutine::Coroutine;
 pub(super) use exchanges::PyExchanges;
 use fields::Fields;
 use message::{handled, is_error, is_text};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 pub(super) use routes::PyRouteTable;
@@ -34,6 +34,12 @@ use sent::{After, Sent};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 pub(super) use steps::is_trios;
 use steps::{Calls, Running, Steps};
+
+/// See `module.rs`.
+pub(super) fn make_types(py: Python<'_>) {
+    py.get_type::<Sent>();
+    py.get_type::<Steps>();
+}
 
 /// One request that a server serves, and how much of its answer was sent.
 #[pyclass(frozen, subclass, name = "Exchange", module = "ctxalloc._native")]

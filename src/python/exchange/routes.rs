@@ -5,10 +5,10 @@
 
 use super::framework::{Framework, Served};
 use super::pattern::Pattern;
+use crate::python::interned::intern;
 use crate::python::request::{PyRequest, ServedTerms};
 use pyo3::exceptions::PyValueError;
 use pyo3::gc::{PyTraverseError, PyVisit};
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString, PyTuple};
 use std::borrow::Cow;

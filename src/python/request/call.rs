@@ -9,9 +9,9 @@
 use super::PyRequest;
 use super::options::{Options, made};
 use crate::python::entry_points::{answer, function_of, method};
+use crate::sync::Made;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyString, PyTuple};
 use std::ffi::CString;
 use std::slice;
@@ -40,7 +40,7 @@ struct Known {
     slow: Py<PyAny>,
 }
 
-static KNOWN: PyOnceLock<Known> = PyOnceLock::new();
+static KNOWN: Made<Known> = Made::new();
 
 /// Replaces the module's `request`, which is pyo3's, and stays what is called in the end.
 pub(in crate::python) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -50,7 +50,7 @@ pub(in crate::python) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     let doc = CString::new(format!("request{signature}\n--\n\n{}", slow.getattr("__doc__")?.extract::<String>()?))?;
     let names = NAMES.map(|name| PyString::intern(py, name).unbind());
     let known = Known { names, slow: slow.unbind() };
-    KNOWN.get_or_init(py, || known);
+    KNOWN.get_or_make(|| known);
     let flags = ffi::METH_FASTCALL | ffi::METH_KEYWORDS;
     let function = ffi::PyMethodDefPointer { PyCFunctionFastWithKeywords: call };
     // Python keeps a pointer to it for ever.
@@ -83,7 +83,7 @@ unsafe extern "C" fn call(
         if given.len() == 0 {
             return Ok(Bound::new(py, PyRequest::bare())?.into_ptr());
         }
-        let known = KNOWN.get(py).expect("this function was made after it");
+        let known = KNOWN.get().expect("this function was made after it");
         if count == 0 {
             let mut options = Options::default();
             let names = names.into_iter().flat_map(|names| names.iter_borrowed());

@@ -6,7 +6,7 @@ use super::super::selection::Variable;
 use super::PyRequest;
 use crate::handler::Handler;
 use crate::handler::requests::RequestHandle;
-use pyo3::intern;
+use crate::python::interned::intern;
 use pyo3::prelude::*;
 use std::sync::OnceLock;
 

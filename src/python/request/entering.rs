@@ -3,9 +3,9 @@
 
 use super::admission::PyAdmission;
 use crate::python::imported::Imported;
+use crate::python::interned::intern;
 use pyo3::exceptions::PyStopIteration;
 use pyo3::gc::{PyTraverseError, PyVisit};
-use pyo3::intern;
 use pyo3::prelude::*;
 use std::sync::OnceLock;
 

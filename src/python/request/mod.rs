@@ -46,6 +46,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use terms::Arguments;
 
+/// See `module.rs`.
+pub(super) fn make_types(py: Python<'_>) {
+    py.get_type::<admission::PyAdmission>();
+    py.get_type::<entering::Entering>();
+    py.get_type::<left::Settling>();
+}
+
 /// A stretch of work with memory, numbers and a limit of its own: what ``ctxalloc.request()`` makes.
 ///
 /// It is for one ``with`` or ``async with`` block; as a decorator it makes a new request for each call. RuntimeError:

@@ -2,7 +2,7 @@
 
 use crate::handler::requests::Begun;
 use crate::python::imported::Imported;
-use pyo3::intern;
+use crate::python::interned::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::sync::atomic::{AtomicBool, Ordering};

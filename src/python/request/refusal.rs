@@ -24,11 +24,11 @@
 use crate::error::Error;
 use crate::python::errors::{BudgetExceeded, RequestEnded, normalized};
 use crate::python::imported::module;
+use crate::python::interned::intern;
 use crate::python::numpy::Numpy;
 use crate::python::text::copied;
 use crate::strategy::account::Refusal;
 use pyo3::exceptions::{PyMemoryError, PySystemError, PyValueError};
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyModule, PyString, PyTuple};
 

@@ -8,11 +8,11 @@
 #![allow(unsafe_code, reason = "CPython's frames, and whether this thread is attached")]
 
 use super::super::attached;
+use crate::python::interned::intern;
 use crate::strategy::{Attribution, Frame, Origin, Place};
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, held_across_fork};
 use crate::task;
 use pyo3::ffi;
-use pyo3::intern;
 use pyo3::prelude::*;
 #[cfg(ctxalloc_whole)]
 use pyo3::types::PyBytes;

@@ -6,7 +6,6 @@
 
 use super::asyncio::losing::is_own;
 use super::imported::Imported;
-use super::observed::Observed;
 use super::tracked::{Running, count_calls, find_running};
 use crate::whole::Runs;
 use pyo3::prelude::*;
@@ -31,7 +30,6 @@ pub(super) struct BreakingOff {
     instructions: Instructions,
     /// Our package's: its code, as asyncio's, is nobody's own.
     folder: String,
-    observed: Option<Observed>,
 }
 
 /// An instruction and its argument.
@@ -118,21 +116,18 @@ pub(super) fn imports_around(py: Python<'_>) -> usize {
 impl BreakingOff {
     /// `folder`: our package's.
     pub(super) fn prepared(py: Python<'_>, folder: String) -> PyResult<Self> {
-        Ok(Self { instructions: Instructions::found(py)?, folder, observed: Observed::found(py) })
+        Ok(Self { instructions: Instructions::found(py)?, folder })
     }
 
     /// Whose code runs on this thread: its own may end here with an exception. What enters or leaves a block must not,
     /// nor the standard library's: a lock would stay locked. Nor may a module that is imported: C's are made once, and
     /// what others have registered by then they register again. Nor may a server's, which the loop calls to read. Nor
-    /// what was called and is about to be awaited: nobody would wait for the tasks of a group. Nor a trace or profile
-    /// function: CPython would remove it, and break off what it observes. It may be called inside of an allocation.
+    /// what was called and is about to be awaited: nobody would wait for the tasks of a group. It may be called inside
+    /// of an allocation.
     ///
     /// `around`: how many [imports](imports_around) are not the request's own.
     pub(super) fn runs(&self, py: Python<'_>, around: usize) -> Runs {
         if imports(py, around + 1) > around {
-            return Runs::Imports;
-        }
-        if self.is_observing(py) {
             return Runs::Imports;
         }
         let mut innermost = None;
@@ -141,11 +136,6 @@ impl BreakingOff {
             self.is_at_ends(&running).then_some(Runs::AtEnds)
         };
         find_running(py, at_ends).or(innermost).unwrap_or(Runs::Others)
-    }
-
-    /// Whether a trace, profile or monitoring function runs on this thread.
-    pub(super) fn is_observing(&self, py: Python<'_>) -> bool {
-        self.observed.as_ref().is_some_and(|observed| observed.is_running(py))
     }
 
     fn is_at_ends(&self, running: &Running<'_>) -> bool {

@@ -13,6 +13,7 @@ use super::asyncio::losing::{has_a_loop, is_of_a_loop};
 use super::attached;
 use super::breaking_off::{self, BreakingOff};
 use super::imported::{Imported, module};
+use super::observed::Observed;
 use super::pending::SetAside;
 use super::preloaded::preloaded;
 use super::symbol::symbol;
@@ -48,6 +49,8 @@ struct Raising {
     ident: GetIdent,
     set: SetAsync,
     breaking_off: BreakingOff,
+    /// `None`: what observes is taken for the request's own code.
+    observed: Option<Observed>,
     pend: Option<AddPending>,
     pend_any: Option<AnyThreads>,
     /// What makes the BudgetExceeded when CPython raises it.
@@ -108,6 +111,7 @@ pub(super) fn prepare(
     let file: String = py.import("ctxalloc")?.getattr("__file__")?.extract()?;
     let folder = file.trim_end_matches(|character| character != '/').to_owned();
     let breaking_off = BreakingOff::prepared(py, folder)?;
+    let observed = Observed::found(py);
     let pend_any = if py.version_info() < (3, 12) { None } else { symbol(c"_PyEval_AddPendingCall") }.map(|found| {
         // SAFETY: `int f(PyInterpreterState *, int (*)(void *), void *, int)` since 3.12. This thread is attached.
         unsafe {
@@ -121,6 +125,7 @@ pub(super) fn prepare(
         ident,
         set,
         breaking_off,
+        observed,
         pend,
         pend_any,
         class,
@@ -140,9 +145,17 @@ fn is_main_thread() -> bool {
 
 impl Raising {
     fn runs(&self, py: Python<'_>, around: usize) -> Runs {
+        if self.is_observing(py) {
+            return Runs::Imports; // CPython would remove what observes, and break off what is observed
+        }
         let runs = self.breaking_off.runs(py, around);
-        IMPORTED.set((runs == Runs::Imports && !self.breaking_off.is_observing(py), BETWEEN_LOOKS));
+        IMPORTED.set((runs == Runs::Imports, BETWEEN_LOOKS));
         runs
+    }
+
+    /// Whether a trace, profile or monitoring function runs on this thread.
+    fn is_observing(&self, py: Python<'_>) -> bool {
+        self.observed.as_ref().is_some_and(|observed| observed.is_running(py))
     }
 
     /// Whether Python can be made to call [`tell`] on this thread.
@@ -290,7 +303,7 @@ fn told(py: Python<'_>) -> c_int {
     let is_noted = own(|thread| matches!(thread.raising, NOTED | IS_RAISING)).unwrap_or(false);
     let Some(raising) = RAISING.get().filter(|_| is_noted) else { return 0 };
     let become_ = |state| own(|thread| thread.raising = state);
-    if raising.breaking_off.is_observing(py) {
+    if raising.is_observing(py) {
         // Once more, until the code that is observed goes on: a profile function is called after each of C's.
         if !raising.pend() {
             become_(OWED);

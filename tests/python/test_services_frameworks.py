@@ -253,7 +253,7 @@ def test_a_body_that_does_not_fit_is_no_bad_request_of_fastapis() -> None:
         async def json(self) -> Any:
             big()
 
-    class Route(fastapi.routing.APIRoute):
+    class Parsing(fastapi.routing.APIRoute):
         def get_route_handler(self) -> Any:
             handle = super().get_route_handler()
 
@@ -263,7 +263,7 @@ def test_a_body_that_does_not_fit_is_no_bad_request_of_fastapis() -> None:
             return handler
 
     app = fastapi.FastAPI(openapi_url=None)
-    app.router.route_class = Route
+    app.router.route_class = Parsing
 
     @app.post("/async")
     async def never(_: dict[str, int]) -> None: ...

@@ -19,10 +19,10 @@ CARGO ?= cargo
 # a process).
 PYTEST_ARGS ?= -n auto --dist worksteal
 # Those of tests/python often wait, for a child or for a loop's turn: so twice as many at a time as there are processors.
-test-python test-newest test-oldest-numpy: export PYTEST_XDIST_AUTO_NUM_WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 1))')
+test-python test-long test-newest test-oldest-numpy: export PYTEST_XDIST_AUTO_NUM_WORKERS ?= $(shell $(PYTHON) -c 'import os; print(2 * (os.cpu_count() or 1))')
 # No test needs NumPy's linear algebra on many threads, whose start is a sixth of NumPy's import. CI's other two
 # environments have them.
-test-python: export OPENBLAS_NUM_THREADS ?= 1
+test-python test-long: export OPENBLAS_NUM_THREADS ?= 1
 STRESS ?= 500
 # What pyproject.toml promises (numpy>=1.26); everything else is tested with the NumPy of requirements/numpy.txt.
 OLDEST_NUMPY := 1.26.0
@@ -152,10 +152,10 @@ c-library: ## the C library without Python, its header and its pkg-config file, 
 # ---- the tests of every change ----------------------------------------------------------------------
 
 .PHONY: test lint lint-rust lint-python types types-stubs types-sources doc \
-	test-rust test-rust-services test-rust-core test-rust-whole test-rust-optimized test-c oracle test-c-and-oracle \
-	test-python test-newest test-oldest-numpy
-test: lint-rust doc compiled lint-python types test-rust test-c-and-oracle test-python ## what every change must pass; CI also runs test-newest and test-oldest-numpy
-	@echo 'make test: passed. Not run here, but in CI: make test-newest test-oldest-numpy'
+	test-rust test-rust-services test-rust-recording test-rust-core test-rust-whole test-rust-optimized \
+	test-c oracle test-c-and-oracle test-python test-long test-newest test-oldest-numpy
+test: lint-rust doc compiled lint-python types test-rust test-c-and-oracle test-python ## what every change must pass; CI also runs test-long, test-newest and test-oldest-numpy
+	@echo 'make test: passed. Not run here, but in CI: make test-long test-newest test-oldest-numpy'
 lint: lint-rust lint-python types ## formatters, linters and type checks only
 
 lint-rust: $(DONE)/build-tools ## cargo fmt --check, and clippy for each set of features (warnings are errors)
@@ -201,14 +201,18 @@ core_alone := --lib --test rust --test requests --test process --test events --t
 inlined := CARGO_PROFILE_DEV_OPT_LEVEL=2
 # Many of them wait, for memory to be given back or for a child: so more at a time than there are processors.
 test_threads := --test-threads=4
-# Cargo builds one after the other; then both run at the same time. Without make's flags: cargo would look for its jobserver.
+# These measure the memory of their whole process, one after the other: beside the others they take no time.
+in_turn := hostile::
+# Cargo builds one after the other; then all run at the same time. Without make's flags: cargo would look for its jobserver.
 test-rust: $(DONE)/venv ## cargo test: with tokio and tracing, and the core alone
 	$(inlined) $(CARGO) test --quiet --locked $(tested) --no-run
 	$(CARGO) test --quiet --locked --no-default-features $(core_alone) --no-run
-	$(side_by_side) test-rust-services test-rust-core
+	$(side_by_side) test-rust-services test-rust-core test-rust-recording
 	$(side_by_side) test-rust-whole test-rust-optimized
 test-rust-services:
-	MAKEFLAGS= $(inlined) $(CARGO) test --quiet --locked $(tested) -- $(test_threads)
+	MAKEFLAGS= $(inlined) $(CARGO) test --quiet --locked $(tested) -- $(test_threads) --skip $(in_turn)
+test-rust-recording:
+	MAKEFLAGS= $(inlined) $(CARGO) test --quiet --locked $(tested) --test recording -- $(in_turn)
 # Of two profiles, which cargo builds at the same time.
 test-rust-whole:
 	MAKEFLAGS= $(CARGO) test --quiet --locked --features whole,metrics --lib -- whole:: metrics::
@@ -232,8 +236,12 @@ oracle: $(DONE)/tools $(DONE)/package ## random programs: CPython and Rust must 
 test-c-and-oracle: $(DONE)/tools $(DONE)/package
 	$(side_by_side) test-c oracle
 
-test-python: $(DONE)/tools $(DONE)/extension ## pytest in .venv
-	$(PY) -m pytest $(PYTEST_ARGS)
+test-python: $(DONE)/tools $(DONE)/extension ## pytest in .venv, without what `make test-long` runs
+	$(PY) -m pytest -m "not long" $(PYTEST_ARGS)
+
+# Most of them replay recordings, in rounds, until an advice is sure. That is their time, and nobody's who changes other things.
+test-long: $(DONE)/tools $(DONE)/extension ## pytest in .venv: the Python tests that take more than some two seconds of a processor
+	$(PY) -m pytest -m long $(PYTEST_ARGS)
 
 # Installs the wheels and what their tests need into an environment, unless that was done since all of them changed.
 wheels_in = [ -z "$$(find $(WHEELS)/stamp requirements -newer $(1)/installed 2>&1)" ] || { \

@@ -118,6 +118,7 @@ def run(folder: Path, *words: str, given: str = "given") -> tuple[int, str, str]
     return done.returncode, done.stdout, re.sub(r"repeated \d+ more", "repeated", done.stderr)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_runs_and_ends_as_under_python(program: str, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
@@ -220,6 +221,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("asked", REFUSED, ids=lambda asked: " ".join(asked) or "nothing")
 def test_what_python_refuses_ends_as_under_python(asked: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "namespace").mkdir()

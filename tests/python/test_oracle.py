@@ -43,6 +43,7 @@ def test_all_sides_name_the_same_handler_at_every_step() -> None:
     check(oracle("--programs", "100", "--seed", "1", "--seed", "fresh"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["contextvar", "contextvar-methods", "sethandler"])
 def test_every_way_to_select_agrees_with_contextvars(way: str) -> None:
     check(oracle("--programs", "250", "--seed", "fresh", "--sides", "contextvars,numpy", CTXALLOC_SELECTION=way))

@@ -413,6 +413,7 @@ def assert_grown(run: Run) -> None:
     assert "2 failed, 1 passed" in run.text
 
 
+@pytest.mark.long
 def test_xdists_processes_share_one_baseline(tmp_path: Path) -> None:
     def run(peak: int, total: int, *options: str) -> Run:
         suite = of_sizes(peak, total)

@@ -42,6 +42,7 @@ def test_a_way_that_is_asked_for_is_taken(way: str) -> None:
     assert subprocesses.says(program, CTXALLOC_SELECTION=way) == way
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "contextvar"])
 def test_the_selection_tests_pass_another_way(way: str) -> None:
     # `contextvar` itself is what all other tests here run with.

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 from built_in import HANDLERS
 
 import ctxalloc
@@ -80,6 +81,7 @@ def names_of(fresh_handler: Callable[[], ctxalloc.Handler]) -> list[str]:
     return [*HANDLERS, *(fresh_handler().name for _ in range(4))]
 
 
+@pytest.mark.long
 def test_threads_switch_handlers_and_hand_their_arrays_around(fresh_handler: Callable[[], ctxalloc.Handler]) -> None:
     names = names_of(fresh_handler)
     for seed in seeds():
@@ -127,6 +129,7 @@ def test_threads_switch_handlers_and_hand_their_arrays_around(fresh_handler: Cal
         assert current().name == "default_allocator", f"seed {seed}"
 
 
+@pytest.mark.long
 def test_ten_thousand_tasks_keep_their_handlers_and_exchange_arrays(
     fresh_handler: Callable[[], ctxalloc.Handler],
 ) -> None:

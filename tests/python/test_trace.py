@@ -138,6 +138,7 @@ for words in json.loads({commands!r}):
 )
 
 
+@pytest.mark.long
 @pytest.mark.once
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("what", HOSTILE)

@@ -66,6 +66,7 @@ def advice(folder: Path, name: str, rounds: int = 3) -> dict[str, Any]:
     return {**route, "all": told}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TRIED)
 def test_the_advice_is_the_known_answer_or_that_it_is_not_known(name: str, tmp_path: Path) -> None:
     found = advice(tmp_path, name, ROUNDS)
@@ -92,6 +93,7 @@ def test_bursts_and_rests_keep_nothing_warm_over_the_rests(tmp_path: Path) -> No
     assert (route["limit_bytes"], route["verdict"]) == (4.5 * (1 << 20), "unknown")
 
 
+@pytest.mark.long
 def test_what_has_the_pool_already_keeps_it(tmp_path: Path) -> None:
     """Beside another route too: the joint rule compares with what was recorded."""
     both = recordings.all_die_at_once()
@@ -210,6 +212,7 @@ def test_what_a_replay_cannot_do_is_told_with_its_file_and_request(tmp_path: Pat
     assert f"request 4098 is inside of 4097 others, and 4096 is the most ({path}, at byte " in said, said
 
 
+@pytest.mark.long
 def test_one_route_that_cannot_be_replayed_costs_the_others_nothing(tmp_path: Path) -> None:
     made = recordings.all_die_at_once()
     for _ in range(30):

@@ -65,6 +65,7 @@ PLACES = (
 """Where it is interrupted, and how many rounds were measured until then; None: it tells nothing."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("where", "count", "rounds"), PLACES)
 def test_an_interrupt_loses_nothing_that_was_measured(
     where: str, count: int, rounds: int | None, tmp_path: Path
@@ -292,6 +293,7 @@ TIMES = 32
 """So many times a file's bytes, and ``BESIDE``, is what docs/tune.md allows."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["replay", "recommend"])
 @pytest.mark.parametrize("what", HOSTILE)
 def test_no_more_memory_than_is_stated(what: str, name: str, tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ def test_it_takes_the_place_of_what_is_advised_for_each(machine: Machine, told: 
     assert found["together"]["rounds"]["advised"][0]["cpu"] == 0.5
 
 
+@pytest.mark.long
 def test_what_it_adds_to_the_advice_must_be_worth_it(machine: Machine, told: Callable[..., dict[str, Any]]) -> None:
     found = told("POST /many", cpu=lambda routes: 0.5 if routes else 1.0)
     assert verdicts(found) == {"POST /many": "change", "POST /large": "leave", "POST /small": "leave"}
@@ -126,6 +127,7 @@ def test_one_route_that_is_asked_for_is_advised_by_itself(
     assert machine.asked == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("error", [StoppedError(), FailedError("no memory")])
 def test_what_ends_it_leaves_the_advice_of_before(
     machine: Machine,

@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.once, pytest.mark.skipif(sys.platform != "linux", reas
 has_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="glibc's malloc learns from what is freed")
 
 
+@pytest.mark.long
 def test_what_the_reader_had_is_not_the_replays(tmp_path: Path) -> None:
     """Reading a large recording frees large blocks, of which glibc learns to keep what it would give back."""
     faults = []
@@ -107,6 +108,7 @@ def test_a_recording_says_how_many_page_faults_its_requests_had(tmp_path: Path, 
     assert 0.9 * recorded - 100 <= route["page_faults"] <= recorded
 
 
+@pytest.mark.long
 @has_glibc
 def test_what_malloc_kept_in_the_program_no_pool_saves(tmp_path: Path) -> None:
     found = {}
@@ -121,6 +123,7 @@ def test_what_malloc_kept_in_the_program_no_pool_saves(tmp_path: Path) -> None:
     assert "fewer than a new program has" in found[True]["confidence"]
 
 
+@pytest.mark.long
 @has_glibc
 def test_a_replay_has_the_malloc_of_the_program(tmp_path: Path) -> None:
     recorded = faults_of(trace := tmp_path / "trace", taught=True)

@@ -33,6 +33,7 @@ def waiting() -> recordings.Script:
     return made
 
 
+@pytest.mark.long
 def test_a_request_that_waits_is_worth_what_it_takes_of_a_processor(tmp_path: Path) -> None:
     words = ("--rounds", "3", "--strategy", "default,pool", "--json")
     made = waiting()

@@ -203,6 +203,7 @@ def recommended(path: Path, *options: str, status: int = 0) -> tuple[dict[str, A
     return json.loads(done.stdout), done.stderr
 
 
+@pytest.mark.long
 def test_routes_that_gain_alone_and_cost_together(tmp_path: Path) -> None:
     """Each route is faster with the pool, and no larger. Together it keeps warm what the others have no use for."""
     path = recordings.in_each_others_way().write(tmp_path / "both.rec")
@@ -228,6 +229,7 @@ def test_routes_that_gain_alone_and_cost_together(tmp_path: Path) -> None:
         assert min(peaks["advised"]) <= 1.05 * max(peaks[AS_THEY_ARE]) + 8 * MiB
 
 
+@pytest.mark.long
 def test_one_route_alone_is_not_replayed_again(tmp_path: Path) -> None:
     told, _ = recommended(recordings.all_die_at_once().write(tmp_path / "one.rec"), "--strategy", "pool")
     assert told["together"] is None

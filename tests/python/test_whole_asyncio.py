@@ -131,6 +131,7 @@ def test_a_group_of_anyio_ends_with_its_request():
     )
 
 
+@pytest.mark.long
 def test_a_loop_inside_of_a_request_on_another_thread_ends():
     """Its own code is the request's too, and an exception that is set for the thread would be raised there."""
     check(

@@ -33,6 +33,7 @@ GREEDY = {
 }
 
 
+@pytest.mark.long
 @needs_library
 @pytest.mark.parametrize("name", GREEDY)
 def test_a_library_that_survives_is_held_to_the_limit(name):

@@ -196,6 +196,7 @@ def test_a_coroutine_of_the_main_thread_is_told_at_once():
     )
 
 
+@pytest.mark.long
 @needs_library
 def test_a_lock_that_a_block_takes_is_free_after_the_block():
     """An `__enter__` in Python had it when the request was told, and what leaves it was not to be called yet."""

@@ -89,6 +89,7 @@ START = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", ["within", "in_thread", "passed_on"])
 @pytest.mark.parametrize("use", ["condition", "queue", "helped", "named"])
 def test_what_enters_or_leaves_a_block_is_not_broken_off(run: str, use: str) -> None:

@@ -40,6 +40,7 @@ START = """
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("server", ["plain", "generator"])
 def test_a_thread_of_a_wsgi_server_is_told(server: str) -> None:
     check(

@@ -171,14 +171,33 @@ def advise(
         raise UsageError(f"route {name or UNNAMED!r}: {why}")
     left = [route["name"] for route in routes[len(found) :]]
     told = Found(found, whole, left, Beyond(*beyond) if only is None else Beyond(0, 0))
-    if not told.is_partial and len(every) > 1:
-        tries_pool = POOL in strategies and only is None
-        told = _with_all_together(recording, told, every, rounds, shown, tries_pool=tries_pool)
-    return told if told.is_partial else _with_least_warm(recording, told, routes, rounds, shown)
+    with _Plans(recording) as plans:
+        if not told.is_partial and len(every) > 1:
+            tries_pool = POOL in strategies and only is None
+            told = _with_all_together(plans, told, every, rounds, shown, tries_pool=tries_pool)
+        return told if told.is_partial else _with_least_warm(plans, told, routes, rounds, shown)
+
+
+class _Plans(contextlib.ExitStack):
+    """What is replayed of a whole process: planned once, when it is first needed."""
+
+    def __init__(self, recording: _Recording) -> None:
+        super().__init__()
+        self.recording = recording
+        self.known: dict[str | None, tuple[Planned, int | None]] = {}
+
+    def of(
+        self, facts: dict[str, Any], shown: Callable[[str], None], *, route: str | None = None
+    ) -> tuple[Planned, int | None]:
+        """The plan of a route or of all, and what malloc had learnt there. StoppedError; FailedError: there is none."""
+        if route not in self.known:
+            plan = self.enter_context(planned(self.recording, route=route, shown=shown))
+            self.known[route] = plan, _malloc.mmap_threshold(plan, facts, shown)
+        return self.known[route]
 
 
 def _with_all_together(
-    recording: _Recording,
+    plans: _Plans,
     found: Found,
     routes: list[dict[str, Any]],
     rounds: int,
@@ -201,21 +220,18 @@ def _with_all_together(
     together, everywhere = Together({}, {}, [one.route for one in wanted]), None
     try:
         told_of = _behind("all routes together: ", shown)
-        with planned(recording, shown=told_of) as plan:
-            threshold = _malloc.mmap_threshold(plan, found.whole, told_of)
-            if wanted:
-                for known in _together.tried(plan, wanted, as_they_are, rounds, told_of, mmap_threshold=threshold):
-                    together = known
-            kept = {one.route: one.strategy for one in wanted if one.route not in together.withdrawn}
-            if any({**as_they_are, **kept}[route] != POOL for route in pooled):
-                asked = _together.Asked(POOL, pooled, kept, found.whole["requests"], seconds)
-                together = together._replace(untried=pooled)
-                # Whoever cannot be replayed with it is not advised it.
-                with contextlib.suppress(FailedError):
-                    everywhere = _together.everywhere(
-                        plan, asked, as_they_are, rounds, told_of, mmap_threshold=threshold
-                    )
-                together = together._replace(untried=[])
+        plan, threshold = plans.of(found.whole, told_of)
+        if wanted:
+            for known in _together.tried(plan, wanted, as_they_are, rounds, told_of, mmap_threshold=threshold):
+                together = known
+        kept = {one.route: one.strategy for one in wanted if one.route not in together.withdrawn}
+        if any({**as_they_are, **kept}[route] != POOL for route in pooled):
+            asked = _together.Asked(POOL, pooled, kept, found.whole["requests"], seconds)
+            together = together._replace(untried=pooled)
+            # Whoever cannot be replayed with it is not advised it.
+            with contextlib.suppress(FailedError):
+                everywhere = _together.everywhere(plan, asked, as_they_are, rounds, told_of, mmap_threshold=threshold)
+            together = together._replace(untried=[])
     except (StoppedError, KeyboardInterrupt):
         pass
     except FailedError as error:
@@ -243,7 +259,7 @@ def _seconds(found: Found, routes: list[dict[str, Any]]) -> float:
 
 
 def _with_least_warm(
-    recording: _Recording, found: Found, routes: list[dict[str, Any]], rounds: int, shown: Callable[[str], None]
+    plans: _Plans, found: Found, routes: list[dict[str, Any]], rounds: int, shown: Callable[[str], None]
 ) -> Found:
     """With as little kept warm as costs next to nothing. ``routes``: all, or the one that was asked for."""
     kept = found.kept
@@ -251,19 +267,12 @@ def _with_least_warm(
         return found
     changed = {one.route: one.decision.strategy for one in found.advice if one.decision.verdict == "change"}
     strategies, told_of = {**_as_they_are(found, routes), **changed}, _behind("how much to keep warm: ", shown)
+    facts, route = (found.whole, None) if len(routes) > 1 else (routes[0], routes[0]["name"])
+    seconds = _seconds(found, routes)
     try:
-        with planned(recording, route=routes[0]["name"] if len(routes) == 1 else None, shown=told_of) as plan:
-            return found._replace(
-                warm=_warm.tried(
-                    plan,
-                    strategies,
-                    rounds,
-                    told_of,
-                    most=kept.warm_bytes,
-                    seconds=_seconds(found, routes),
-                    mmap_threshold=_malloc.mmap_threshold(plan, found.whole, told_of),
-                )
-            )
+        plan, threshold = plans.of(facts, told_of, route=route)
+        options: dict[str, Any] = {"most": kept.warm_bytes, "seconds": seconds, "mmap_threshold": threshold}
+        return found._replace(warm=_warm.tried(plan, strategies, rounds, told_of, **options))
     except (StoppedError, KeyboardInterrupt):
         return found._replace(is_interrupted=True)
     except FailedError:  # all that may be needed is kept

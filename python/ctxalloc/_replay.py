@@ -119,6 +119,23 @@ def replays(
             yield strategy, {**plan.facts, **_in_a_process(plan.path, base, routes, env)}
 
 
+def measured(
+    plan: Planned,
+    arms: Mapping[str, Mapping[str, str]],
+    rounds: int,
+    *,
+    mmap_threshold: int | None = None,
+    warm_bytes: Mapping[str, int] | None = None,
+    shown: Callable[[str], None] = lambda _: None,
+) -> Measured:
+    """All rounds of these strategies of single routes, as ``replays`` has them. StoppedError; FailedError."""
+    found: Measured = {arm: [] for arm in arms}
+    options: dict[str, Any] = {"mmap_threshold": mmap_threshold, "warm_bytes": warm_bytes, "shown": shown}
+    for arm, numbers in replays(plan, list(arms), rounds, by_route=arms, **options):
+        found[arm].append(round_of(numbers))
+    return found
+
+
 @contextlib.contextmanager
 def _folder() -> Iterator[Path]:
     """A new folder, which is gone in the end. FailedError: there is none."""

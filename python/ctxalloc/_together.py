@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from ctxalloc import _advice
-from ctxalloc._replay import Measured, Planned, Round, median_of, replays, round_of
+from ctxalloc._replay import Measured, Planned, Round, measured, median_of
 from ctxalloc._text import size_text
 
 AS_THEY_ARE: Final = "as they are"
@@ -78,7 +78,7 @@ def tried(
 
     def with_these(routes: Mapping[str, str]) -> Measured:
         arms = {AS_THEY_ARE: as_they_are, ADVISED: {**as_they_are, **routes}}
-        return _rounds(plan, arms, rounds, shown, mmap_threshold=mmap_threshold)
+        return measured(plan, arms, rounds, mmap_threshold=mmap_threshold, shown=shown)
 
     every = with_these({one.route: one.strategy for one in order})
     if worse(every, allowed=sum(_advice.paid(one.share) for one in order)) is None:
@@ -135,7 +135,7 @@ def everywhere(
     if asked.otherwise:
         arms[ADVISED] = {**as_they_are, **asked.otherwise}
     arms[EVERYWHERE] = {**as_they_are, **dict.fromkeys(asked.routes, asked.strategy)}
-    found = _rounds(plan, arms, rounds, shown, mmap_threshold=mmap_threshold)
+    found = measured(plan, arms, rounds, mmap_threshold=mmap_threshold, shown=shown)
     base, these, those = found[AS_THEY_ARE], found[EVERYWHERE], found.get(ADVISED, found[AS_THEY_ARE])
     if _advice.gain_of(asked.strategy, those, these, asked.requests, asked.seconds) is None:
         return None
@@ -167,20 +167,6 @@ def _paying(
             withdrawn[one.route] = _withdrawal(one, why, others)
             kept, found = others, without
             yield Together(found, dict(withdrawn), [])
-
-
-def _rounds(
-    plan: Planned,
-    arms: Mapping[str, Mapping[str, str]],
-    rounds: int,
-    shown: Callable[[str], None],
-    *,
-    mmap_threshold: int | None,
-) -> Measured:
-    found: Measured = {arm: [] for arm in arms}
-    for arm, numbers in replays(plan, list(arms), rounds, by_route=arms, mmap_threshold=mmap_threshold, shown=shown):
-        found[arm].append(round_of(numbers))
-    return found
 
 
 def more_memory(found: Measured) -> float:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from ctxalloc import _advice
-from ctxalloc._replay import Measured, Planned, Round, replays, round_of
+from ctxalloc._replay import Measured, Planned, Round, measured
 from ctxalloc._text import size_text, tidy
 
 PARTS: Final = (16, 4)
@@ -54,12 +54,8 @@ def tried(
     if len(sizes) == 1:
         return None
     arms = {f"{size_text(size)} warm": size for size in sizes}
-    found: Measured = {arm: [] for arm in arms}
-    by_route = dict.fromkeys(arms, strategies)
-    options: dict[str, Any] = {"by_route": by_route, "mmap_threshold": mmap_threshold, "warm_bytes": arms}
-    for arm, numbers in replays(plan, list(arms), rounds, shown=shown, **options):
-        found[arm].append(round_of(numbers))
-    return chosen(arms, found, seconds)
+    options: dict[str, Any] = {"mmap_threshold": mmap_threshold, "warm_bytes": arms, "shown": shown}
+    return chosen(arms, measured(plan, dict.fromkeys(arms, strategies), rounds, **options), seconds)
 
 
 def chosen(arms: Mapping[str, int], found: Measured, seconds: float) -> Warm:

@@ -1,7 +1,7 @@
 """The pool for all routes of a service: where it is better than what is advised for each, and only there."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +9,10 @@ import pytest
 import recordings
 from test_tune_together import Machine, MiB, _better
 
-from ctxalloc import _advice, _recommend, _together
+from ctxalloc import _advice, _recommend, _replay, _together
 from ctxalloc._advice import Decision
 from ctxalloc._ending import StoppedError
-from ctxalloc._replay import FailedError
+from ctxalloc._replay import FailedError, Measured
 
 pytestmark = pytest.mark.once
 ROUTES = ("POST /many", "POST /large", "POST /small")
@@ -136,15 +136,31 @@ def test_what_ends_it_leaves_the_advice_of_before(
     error: Exception,
 ) -> None:
     status = 130 if isinstance(error, StoppedError) else 0
-    replays = machine.replays
 
-    def ends(plan: Any, arms: list[str], rounds: int, **options: Any) -> Iterator[Any]:
+    def ends(plan: Any, arms: Mapping[str, Mapping[str, str]], rounds: int, **options: Any) -> Measured:
         if _together.EVERYWHERE in arms:
             raise error
-        return replays(plan, arms, rounds, **options)
+        return machine.measured(plan, arms, rounds, **options)
 
-    monkeypatch.setattr(_together, "replays", ends)
+    monkeypatch.setattr(_together, "measured", ends)
     found = told("POST /many", status=status)
     assert verdicts(found) == {"POST /many": "change", "POST /large": "leave", "POST /small": "leave"}
     assert found["is_partial"] == (status != 0)
     assert (found["together"]["untried"] == []) == (status == 0)
+
+
+def test_what_all_routes_replay_is_planned_once(
+    monkeypatch: pytest.MonkeyPatch, told: Callable[..., dict[str, Any]]
+) -> None:
+    """For what they take together, and for how much to keep warm."""
+    asked: list[str | None] = []
+
+    def counted(*given: Any, route: str | None = None, **options: Any) -> Any:
+        asked.append(route)
+        return _replay.planned(*given, route=route, **options)
+
+    monkeypatch.setattr(_recommend, "planned", counted)
+    found = told(*ROUTES)
+    assert found["together"]["rounds"]
+    assert found["warm"]["rounds"]
+    assert sorted(asked, key=str) == sorted([None, *ROUTES], key=str)

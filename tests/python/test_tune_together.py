@@ -4,7 +4,7 @@ import io
 import itertools
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import recordings
 
 from ctxalloc import _recommend, _replay, _together
 from ctxalloc._ending import StoppedError
-from ctxalloc._replay import FailedError, Round
+from ctxalloc._replay import FailedError, Measured, Round
 from ctxalloc._together import ADVISED, AS_THEY_ARE, Together, Wanted, tried
 
 pytestmark = pytest.mark.once
@@ -32,7 +32,7 @@ class Machine:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.asked: list[dict[str, str]] = []
         self.stops_at: int | None = None
-        monkeypatch.setattr(_together, "replays", self.replays)
+        monkeypatch.setattr(_together, "measured", self.measured)
 
     def cpu(self, _routes: Mapping[str, str]) -> float:
         return 1.0
@@ -40,38 +40,29 @@ class Machine:
     def peak_bytes(self, _routes: Mapping[str, str]) -> int | None:
         return 100 * MiB
 
-    def replays(
+    def measured(
         self,
         _plan: Any,
-        arms: list[str],
+        arms: Mapping[str, Mapping[str, str]],
         rounds: int,
         *,
-        by_route: Mapping[str, Mapping[str, str]],
         mmap_threshold: int | None,
         shown: Any,
-    ) -> Iterator[tuple[str, dict[str, Any]]]:
+    ) -> Measured:
         if self.stops_at == len(self.asked):
             raise StoppedError
         assert mmap_threshold is None, "nobody recorded page faults"
-        theirs = by_route[AS_THEY_ARE]
-        assert all(set(theirs) == set(arm) for arm in by_route.values()), "whatever is not advised is as it was"
-        other = {arm: {name: one for name, one in by_route[arm].items() if one != theirs[name]} for arm in arms}
+        theirs = arms[AS_THEY_ARE]
+        assert all(set(theirs) == set(routes) for routes in arms.values()), "whatever is not advised is as it was"
+        other = {arm: {name: one for name, one in arms[arm].items() if one != theirs[name]} for arm in arms}
         self.asked += [routes for arm, routes in other.items() if arm != AS_THEY_ARE]
+        found: Measured = {arm: [] for arm in arms}
         for number in range(rounds):
-            for arm in arms:
+            for arm, part in found.items():
                 shown(arm)
                 cpu, peak = self.cpu(other[arm]) * (1 + 0.01 * number), self.peak_bytes(other[arm])
-                yield (
-                    arm,
-                    {
-                        "time_ns": cpu * 1e9,
-                        "cpu_ns": cpu * 1e9,
-                        "cpu_first_half_ns": cpu * 5e8,
-                        "faults": 1,
-                        "peak_resident_bytes": peak,
-                        "resident_bytes_after": peak,
-                    },
-                )
+                part.append(Round(cpu, cpu, cpu / 2, 1, peak, peak))
+        return found
 
 
 @pytest.fixture
@@ -263,12 +254,10 @@ def advised(path: Path, output: Path) -> int:
 
 
 def test_a_replay_that_fails_is_told(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: Any, **__: Any) -> Iterator[Any]:
+    def fails(*_: Any, **__: Any) -> Measured:
         raise FailedError("the strategy has no memory")
-        yield
 
-    monkeypatch.setattr(machine, "replays", fails)
-    monkeypatch.setattr(_together, "replays", fails)
+    monkeypatch.setattr(_together, "measured", fails)
     with pytest.raises(FailedError, match="no memory"):
         answers()
 

@@ -254,7 +254,7 @@ def decide(route: dict[str, Any], measured: Measured) -> Decision:
         best = max(hopes, key=lambda name: gains[name].share)
         said = (
             f"{best} may save {max(0, gains[best].share):.0%} of a request's time and {tidy(gains[best].faults):.0f} "
-            "page faults, but rounds differ by as much; measure on a quiet machine, or with more rounds"
+            f"page faults, but {_why_unsure(gains[best])}; measure on a quiet machine, or with more rounds"
         )
         return Decision("unknown", its, said, gains[best])
     best = max(gains, key=lambda name: gains[name].share)
@@ -385,6 +385,14 @@ def _spread(rounds: list[Round]) -> float:
 def _agree_on_counts(base: list[Round], rounds: list[Round]) -> bool:
     """Whether page faults, which noise does not touch, say the same: each round has fewer."""
     return max(one.faults for one in rounds) < min(one.faults for one in base)
+
+
+def _why_unsure(gain: Gain) -> str:
+    if gain.low_seconds <= 0:
+        return "rounds differ by as much"
+    if gain.share < WORTH:
+        return f"in these rounds it saves less than {WORTH:.0%}"
+    return f"it does not save {WORTH:.0%} in both halves of the recording"
 
 
 def _best(good: list[str], others: Measured) -> str:

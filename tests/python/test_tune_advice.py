@@ -58,6 +58,7 @@ def test_rounds_that_overlap_are_no_gain() -> None:
     # Page faults promise it, whatever the medians say.
     noisy = decided({"default": rounds((1.0, 1.0, 1.6), faults=100_000), "pool": rounds((0.9, 1.1, 1.2), faults=10)})
     assert (noisy.verdict, noisy.strategy) == ("unknown", "default")
+    assert "page faults, but rounds differ by as much; measure" in noisy.reason
     alike = decided({"default": rounds((1.0, 1.01, 1.02)), "pool": rounds((0.97, 0.98, 1.01))})
     assert (alike.verdict, alike.strategy) == ("leave", "default")
 
@@ -67,6 +68,18 @@ def test_one_half_of_the_recording_is_not_enough() -> None:
     # In its second half the default takes 0.2 of the second, and the other one 0.4.
     base = [Round(one, one, one - 0.2, 1000, 100 * MiB, 0) for one in SLOW]
     assert decided({"default": base, "pool": half}).verdict != "change"
+    # Page faults promise it. Each round is faster than each of the default's, so the spread is not why.
+    fewer = [one._replace(faults=10) for one in half]
+    found = decided({"default": base, "pool": fewer})
+    assert (found.verdict, found.gain is not None and found.gain.low_seconds > 0) == ("unknown", True)
+    assert "page faults, but it does not save 2% in both halves of the recording; measure" in found.reason
+
+
+def test_page_faults_that_promise_more_than_the_rounds_saved_say_so() -> None:
+    slow, fast = rounds((1.0, 1.0, 1.0), faults=1_000_000), rounds((0.99, 0.99, 0.99), faults=10)
+    found = decided({"default": slow, "pool": fast})
+    assert found.verdict == "unknown"
+    assert "page faults, but in these rounds it saves less than 2%; measure" in found.reason
 
 
 def test_what_a_strategy_takes_once_is_no_gain_of_the_others() -> None:

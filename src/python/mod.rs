@@ -45,7 +45,6 @@ mod metrics;
 mod module;
 #[cfg(ctxalloc_whole)]
 mod named_capsules;
-mod nested_sets;
 mod numpy;
 #[cfg(ctxalloc_whole)]
 mod observed;
@@ -80,6 +79,7 @@ mod token;
 mod token_cell;
 mod tracked;
 mod tune;
+mod uncollected;
 mod usm;
 mod vectorcall;
 #[cfg(ctxalloc_whole)]

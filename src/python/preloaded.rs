@@ -2,8 +2,8 @@
 //! ContextVar set by functions that tell it of a new selection.
 #![allow(unsafe_code, reason = "dlsym, and CPython's C functions")]
 
-use super::nested_sets::{VarReset, VarSet};
 use super::symbol::symbol;
+use super::uncollected::{VarReset, VarSet};
 use crate::sync::Made;
 use crate::whole::{Attach, AttachArrow, GetThread, Hook, Library, Thread};
 use pyo3::ffi::PyObject;

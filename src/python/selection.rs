@@ -6,8 +6,8 @@
 //! tell which Context may reset, never which handler is selected. The way is chosen once, at import.
 #![allow(unsafe_code, reason = "PyContextVar_Set is in no limited API, but in every CPython")]
 
-use super::nested_sets::{VarReset, VarSet, nestable};
 use super::symbol::symbol;
+use super::uncollected::{Uncollected, VarReset, VarSet, collects_anywhere, uncollected};
 use crate::error::Error;
 use pyo3::exceptions::{PyImportError, PyTypeError};
 use pyo3::ffi;
@@ -139,6 +139,7 @@ impl Selection {
     #[cold]
     fn set_by_methods<'py>(&self, capsule: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = capsule.py();
+        let _uncollected = collects_anywhere(py).then(|| Uncollected::new(py));
         match self {
             Self::ContextVar { var, calls } => match calls {
                 Calls::Methods { set, .. } => set.bind(py).call1((capsule,)),
@@ -174,6 +175,7 @@ impl Selection {
     #[cold]
     fn reset_by_methods(&self, token: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = token.py();
+        let _uncollected = collects_anywhere(py).then(|| Uncollected::new(py));
         match self {
             Self::ContextVar { var, calls } => match calls {
                 Calls::Methods { reset, .. } => reset.bind(py).call1((token,)).map(drop),
@@ -281,7 +283,7 @@ impl Calls {
         let set = unsafe { std::mem::transmute::<*mut c_void, VarSet>(set) };
         // SAFETY: `int PyContextVar_Reset(PyObject *var, PyObject *token)` since CPython 3.7.1.
         let reset = unsafe { std::mem::transmute::<*mut c_void, VarReset>(reset) };
-        let (set, reset) = nestable(py, set, reset);
+        let (set, reset) = uncollected(py, set, reset);
         #[cfg(ctxalloc_whole)]
         let (set, reset) = super::preloaded::watched(set, reset);
         Some(Self::C { set, reset })

@@ -337,20 +337,21 @@ fn selected(thread: &mut Thread) -> Option<Handler> {
     };
     let is_attached = attached == own;
     // From 3.12 on a thread asks for its own: one that is attached by another state is in another interpreter.
-    let reader = asked.reader.as_ref().filter(|reader| attached.is_null() || reader.is_of_any_thread());
+    let reader = asked.reader.as_ref().filter(|reader| is_attached || attached.is_null() || reader.is_of_any_thread());
     // What was found the last time is only for where nobody can be asked: whoever sets NumPy's variable itself, as
     // asgiref does to carry a Context on, changes no version.
     if thread.changes > 0 || !(is_attached || reader.is_some()) {
         let is_known = thread.state == own && thread.version == version;
         return if is_known { handler_of(thread.account) } else { None };
     }
-    let handler = if is_attached {
-        // SAFETY: the state that is attached is this thread's own, so it has the GIL and Python runs.
-        unsafe { ask(asked) }
-    } else {
+    let handler = match reader {
+        // `PyContextVar_Get` keeps what it finds, and so would what a foreign `reset` is about to take away, which makes
+        // memory first.
         // SAFETY: this thread's state, and Python runs. What the variable has lives as long as the Context, in which
         // this thread is.
-        unsafe { reader?.value(own).and_then(|value| handler_in(asked, value.as_ptr())) }
+        Some(reader) => unsafe { reader.value(own).and_then(|value| handler_in(asked, value.as_ptr())) },
+        // SAFETY: the state that is attached is this thread's own, so it has the GIL and Python runs.
+        None => unsafe { ask(asked) },
     };
     thread.state = own;
     thread.version = version;

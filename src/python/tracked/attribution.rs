@@ -9,6 +9,7 @@
 
 use super::super::attached;
 use crate::python::interned::intern;
+use crate::python::uncollected::{Uncollected, collects_anywhere};
 use crate::strategy::{Attribution, Frame, Origin, Place};
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, held_across_fork};
 use crate::task;
@@ -30,12 +31,12 @@ pub(crate) fn attribution(
     frames: usize,
     tasks: bool,
 ) -> PyResult<impl Fn() -> Attribution + Send + Sync + 'static> {
-    let collects_anywhere = py.version_info() < (3, 12);
+    let collects_anywhere = collects_anywhere(py);
     let tasks = if tasks { Some(Tasks::find(py)?) } else { None };
     let places = Places::new();
     Ok(move || {
         let origin = attached_without_exception().and_then(|py| {
-            let _paused = collects_anywhere.then(|| Paused::new(py));
+            let _paused = collects_anywhere.then(|| Uncollected::new(py));
             let place = if frames > 0 { places.here(py, frames) } else { None };
             let task = tasks.as_ref().and_then(|tasks| tasks.name(py));
             (place.is_some() || task.is_some()).then_some(Origin { task, place })
@@ -53,27 +54,6 @@ fn attached_without_exception<'py>() -> Option<Python<'py>> {
     let py = attached::here()?;
     // SAFETY: attached, as `py` shows.
     unsafe { ffi::PyErr_Occurred() }.is_null().then_some(py)
-}
-
-/// Keeps the garbage collector from starting until it is dropped.
-struct Paused {
-    was_enabled: bool,
-}
-
-impl Paused {
-    fn new(_: Python<'_>) -> Self {
-        // SAFETY: attached, as the argument shows.
-        Self { was_enabled: unsafe { ffi::PyGC_Disable() } != 0 }
-    }
-}
-
-impl Drop for Paused {
-    fn drop(&mut self) {
-        if self.was_enabled {
-            // SAFETY: attached: the guard is a local variable of a function that stays attached until it returns.
-            unsafe { ffi::PyGC_Enable() };
-        }
-    }
 }
 
 /// The places that blocks come from, each kept once. Places without blocks are removed when the table has doubled.
@@ -179,7 +159,7 @@ const MAX_FRAMES: usize = 16;
 /// until `look` answers. It may be called inside of an allocation.
 #[cfg(ctxalloc_whole)]
 pub(crate) fn find_call<R>(py: Python<'_>, mut look: impl FnMut(&str, &str) -> Option<R>) -> Option<R> {
-    let _paused = Paused::new(py);
+    let _paused = Uncollected::new(py);
     let found = calls(py, MAX_FRAMES);
     found.iter().find_map(|call| look(&call.file.to_string_lossy(), &call.function.to_string_lossy()))
 }
@@ -200,7 +180,7 @@ pub(crate) struct Running<'a> {
 /// As [`find_call`], with what each call is at.
 #[cfg(ctxalloc_whole)]
 pub(crate) fn find_running<R>(py: Python<'_>, mut look: impl FnMut(Running<'_>) -> Option<R>) -> Option<R> {
-    let _paused = Paused::new(py);
+    let _paused = Uncollected::new(py);
     frames(py).take(MAX_FRAMES).find_map(|frame| {
         let call = call(py, &frame)?;
         // Getters of exact built-in types: they run no Python code.
@@ -216,7 +196,7 @@ pub(crate) fn find_running<R>(py: Python<'_>, mut look: impl FnMut(Running<'_>) 
 #[cfg(ctxalloc_whole)]
 pub(crate) fn count_calls(py: Python<'_>, file: &str, functions: &[&str], up_to: usize) -> usize {
     const MAX_DEPTH: usize = 128;
-    let _paused = Paused::new(py);
+    let _paused = Uncollected::new(py);
     let is_one = |frame: &Bound<'_, PyAny>| {
         call(py, frame).is_some_and(|call| {
             call.file.to_string_lossy() == file && functions.contains(&&*call.function.to_string_lossy())

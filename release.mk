@@ -1,6 +1,6 @@
 # What strangers see: the site, the release and what is promised to stay. Included by the Makefile.
 
-.PHONY: site site-environment lint-workflows release-check release-nightly release-versions licences test-api test-api-python test-api-rust api
+.PHONY: site site-environment api-environment lint-workflows release-check release-nightly release-versions licences test-api test-api-python test-api-rust api
 SITE := .venv-site
 PUBLIC_API := target/release-tools/bin/cargo-public-api
 site_python := PYTHONPATH=$(CURDIR)/python:$(CURDIR)/scripts/site $(SITE)/bin/python
@@ -32,6 +32,9 @@ test-api-python: $(DONE)/package $(DONE)/site ## the public names and signatures
 test-api-rust:
 	@if [ -z "$(NIGHTLY)" ]; then echo 'test-api-rust: skipped, it needs a nightly toolchain'; \
 		else $(MAKE) --no-print-directory $(PUBLIC_API) && $(PY) scripts/api.py check rust $(PUBLIC_API) $(NIGHTLY); fi
+
+# What `test-api` fetches, for .ci/run.
+api-environment: $(DONE)/site $(if $(NIGHTLY),$(PUBLIC_API))
 
 api: $(DONE)/package $(DONE)/site $(PUBLIC_API) ## writes tests/api anew
 	$(site_python) scripts/api.py write python

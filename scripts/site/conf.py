@@ -19,6 +19,7 @@ html_show_copyright = False
 html_title = f"ctxalloc {release}"
 html_static_path = [str(Path(__file__).with_name("static"))]
 html_css_files = ["site.css"]
+html_search_scorer = str(Path(__file__).with_name("scorer.js"))
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {"navigation_with_keys": True}

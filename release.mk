@@ -8,7 +8,7 @@ site_python := PYTHONPATH=$(CURDIR)/python:$(CURDIR)/scripts/site $(SITE)/bin/py
 # ---- the site ---------------------------------------------------------------------------------------
 
 site: $(DONE)/site $(DONE)/package ## the guides, a reference of the package and rustdoc, as a site: target/site/VERSION/index.html
-	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --quiet --locked --no-deps $(services)
+	RUSTDOCFLAGS='-D warnings' $(CARGO) doc --quiet --locked --no-deps $(services),usm,cuda
 	$(site_python) scripts/site/build.py $(VERSION)
 
 site-environment: $(DONE)/site

@@ -65,7 +65,8 @@ _LANGUAGES |= {".pyx": "cython", ".json": "json", ".yml": "yaml", ".yaml": "yaml
 # Its pages are no pages of Sphinx's, so this is a plain link.
 _RUSTDOC = """# Rust reference
 
-<a href="rustdoc/ctxalloc/index.html">The crate's documentation</a>, as rustdoc makes it, with each item's feature.
+<a href="rustdoc/ctxalloc/index.html">The crate's documentation</a>, as rustdoc makes it. Which feature adds what is in
+[the guide](rust.md#add-the-crate).
 """
 
 _FENCE = re.compile(r"^(`{3,}|~{3,}).*?^\1[ \t]*$", re.MULTILINE | re.DOTALL)

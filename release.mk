@@ -1,6 +1,6 @@
 # What strangers see: the site, the release and what is promised to stay. Included by the Makefile.
 
-.PHONY: site site-environment api-environment lint-workflows release-check release-nightly release-versions licences test-api test-api-python test-api-rust api
+.PHONY: site site-environment api-environment lint-workflows release-check release-nightly release-versions licences advisories test-api test-api-python test-api-rust api
 SITE := .venv-site
 PUBLIC_API := target/release-tools/bin/cargo-public-api
 site_python := PYTHONPATH=$(CURDIR)/python:$(CURDIR)/scripts/site $(SITE)/bin/python
@@ -54,8 +54,12 @@ lint-workflows: $(DONE)/site ## the workflows and the issue forms: their schemas
 release-versions: $(DONE)/venv ## versions agree everywhere, the changelog has a dated section for this one, and no guide calls it unreleased
 	$(PY) scripts/release.py $(VERSION)
 
-licences: target/release-tools/bin/cargo-deny ## licences, advisories' sources and doubles of the dependencies
+licences: target/release-tools/bin/cargo-deny ## licences, sources and doubles of the dependencies
 	target/release-tools/bin/cargo-deny --locked check --hide-inclusion-graph bans licenses sources
+
+# No part of `release-check`, which needs nothing but the registries; release.yml runs both.
+advisories: target/release-tools/bin/cargo-deny ## known vulnerabilities of the dependencies, by RustSec's list, which is on GitHub
+	target/release-tools/bin/cargo-deny --locked check --hide-inclusion-graph advisories
 
 target/release-tools/bin/cargo-deny:
 	$(CARGO) install --quiet --locked --root target/release-tools cargo-deny@0.20.2

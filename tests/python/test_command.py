@@ -14,9 +14,10 @@ import commands
 import numpy as np
 import pytest
 
-from ctxalloc import _command, _compare, _profile, _text
+from ctxalloc import _command, _compare, _info, _profile, _text
 
 pytestmark = pytest.mark.any_numpy
+ROOT = Path(__file__).parents[2]
 PROGRAM = """\
 import sys, threading
 import numpy as np
@@ -437,3 +438,18 @@ def test_info_for_programs_is_json() -> None:
     found = json.loads(ctxalloc("info", "--json").stdout)
     assert found["NumPy"] == np.__version__
     assert isinstance(found["advice"], list)
+
+
+def test_info_names_each_variable_that_is_set_for_ctxalloc(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For whoever reads a report of a bug; what they are is in decision 0050."""
+    text = (ROOT / "docs/decisions/0050-who-needs-each-choice.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| `CTXALLOC_") and not line.endswith("| internal |")]
+    variables = [name for row in rows for name in re.findall(r"`(CTXALLOC_\w+)`", row)]
+    assert len(variables) > 9
+    for name in variables:
+        monkeypatch.setenv(name, f"of {name}")
+    _info.print_info(sys.stdout)
+    said = capsys.readouterr().out
+    assert [name for name in variables if f"'of {name}'" not in said] == []

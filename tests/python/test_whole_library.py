@@ -44,6 +44,13 @@ def test_where_nothing_is_preloaded_it_is_an_error():
 
 
 @needs_library
+@pytest.mark.skipif(sys.version_info < (3, 13), reason="PYTHONMALLOC=mimalloc is there from 3.13 on")
+def test_pythons_own_mimalloc_is_an_error():
+    ended = run("ctxalloc.request(whole=True)", PYTHONMALLOC="mimalloc")
+    assert "PYTHONMALLOC=mimalloc takes Python's objects from an allocator of its own" in ended.stderr
+
+
+@needs_library
 @pytest.mark.skipif(not compiler(), reason="there is no C compiler here")
 @pytest.mark.parametrize(
     ("options", "before", "says"),

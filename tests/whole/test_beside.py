@@ -122,12 +122,6 @@ def test_a_variable_that_is_set_after_the_start_is_an_error():
     assert "was set after the start" in " ".join(ended.stderr.split()), ended.stderr
 
 
-@pytest.mark.skipif(sys.version_info < (3, 13), reason="PYTHONMALLOC=mimalloc is there from 3.13 on")
-def test_pythons_own_mimalloc_is_an_error():
-    ended = run("ctxalloc.request(whole=True)", PYTHONMALLOC="mimalloc")
-    assert "PYTHONMALLOC=mimalloc takes Python's objects from an allocator of its own" in ended.stderr
-
-
 def test_tracemalloc_that_was_started_first_is_an_error():
     ended = run("import tracemalloc; tracemalloc.start(); ctxalloc.request(whole=True)")
     assert ended.returncode == 1

@@ -8,6 +8,7 @@
 mod blocks;
 mod here;
 mod ledger;
+mod packed;
 mod report;
 
 pub use blocks::{Attribution, Frame, LiveBlock, Origin, Place, Thread, Totals};
@@ -16,7 +17,8 @@ pub use report::{Group, Report};
 use super::Strategy;
 use super::prefixed::Prefixed;
 use crate::error::Error;
-use ledger::{Ledger, PackedAttribution, Record};
+use ledger::{Ledger, Record};
+use packed::PackedAttribution;
 use std::fmt;
 use std::ptr::NonNull;
 use std::sync::Arc;

@@ -53,5 +53,29 @@ pub(super) fn eval_loop(py: Python<'_>) -> PyResult<Option<Loop>> {
         }
     }
     let learnt = *learnt.lock().unwrap_or_else(PoisonError::into_inner);
-    Ok(Some(learnt))
+    // CPython 3.13 counts an item that a dict's table had no memory for, and lets go of what it has not got (mended in
+    // 3.13.6): json's keys and `sys.intern` ended the process.
+    if py.version_info().minor != 13 { Ok(Some(learnt)) } else { setting_defaults(py, learnt).map(Some) }
+}
+
+/// With the functions of a dict that set a default: what is between the loop and a key's `__hash__` there, and not where
+/// it is only looked for.
+fn setting_defaults(py: Python<'_>, python: Loop) -> PyResult<Loop> {
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let to = Arc::clone(&seen);
+    let hash = PyCFunction::new_closure(py, None, None, move |_, _| {
+        to.lock().unwrap_or_else(PoisonError::into_inner).push(python.functions_between());
+        1
+    })?;
+    let names = PyDict::new(py);
+    let methods = PyDict::new(py);
+    methods.set_item("__hash__", hash)?;
+    names.set_item("key", py.get_type::<PyType>().call1(("Key", PyTuple::empty(py), methods))?.call0()?)?;
+    py.run(c"{}.get(key)", Some(&names), None)?;
+    py.run(c"{}.setdefault(key)", Some(&names), None)?;
+    let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+    let [looking, setting] = &**seen else { return Ok(python) };
+    let of_both = setting.iter().copied().filter(|function| !looking.contains(function));
+    let public = [c"PyDict_SetDefaultRef", c"PyDict_SetDefault"].into_iter().filter_map(symbol).map(<*mut _>::addr);
+    Ok(python.with_fragile(of_both.chain(public).filter(|&function| function != 0)))
 }

@@ -8,9 +8,9 @@
 
 use super::addresses::Addresses;
 use super::decide::{ALIGN, EXACT_FROM, allocate_for, is_native, pays_for_growth, release, selected};
+use super::python::extent;
 use super::resize::resize_for;
 use super::shared::{DONE, GetThread, Kind, Library, PASS, REFUSED, Thread};
-use super::walk::extent;
 use crate::handler::Handler;
 use crate::handler::requests::{Tickets, give_tickets, is_live, ticket_of};
 use crate::sync::{Made, is_forking};

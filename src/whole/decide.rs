@@ -4,12 +4,12 @@
 use super::nobodys;
 pub(super) use super::place::ALIGN;
 use super::place::{Places, Record};
-use super::range;
 pub(super) use super::sampling::EXACT_FROM;
 use super::sampling::{counted, taken, weight_of_sample};
 use super::shared::handler_of;
 use super::shared::{DONE, GROWN, Kind, NOT_RAISING, NOTED, OWED, PASS, RAISED, REFUSED, REFUSES, Thread, ZEROED};
-use super::walk::{self, Answer, Python};
+use super::walk::{self, Answer};
+use super::{python::Python, range};
 use crate::handler::Handler;
 use crate::handler::requests::{
     Beyond, Charged, Payer, charge, imports_around, is_counted, is_refused, is_untold, may_import, tell_by_null,

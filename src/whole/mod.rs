@@ -19,6 +19,7 @@ mod decide;
 mod functions;
 mod nobodys;
 mod place;
+mod python;
 mod range;
 mod resize;
 mod sampling;
@@ -27,9 +28,10 @@ mod walk;
 
 pub(crate) use decide::{Binding, Profile, Runs, profile};
 pub(crate) use nobodys::by_group;
+pub(crate) use python::{Python, extent, file_of};
 pub(crate) use shared::{Allocator, Attach, AttachArrow, GetThread, Hook, Kind, Library, Thread};
 pub(crate) use shared::{NOT_RAISING, NOTED, OWED, RAISED, RAISING, REFUSES, handler_of, word_of};
-pub(crate) use walk::{Python, extent, file_of, is_called_outside_of};
+pub(crate) use walk::is_called_outside_of;
 
 use crate::handler::requests::ask_for_imports;
 use crate::strategy::account::WHOLE_REQUESTS;

@@ -3,8 +3,9 @@
 //!
 //! Groups are only ever added, without a lock: a child of `fork` may find one half made, which nobody uses then.
 
+use super::python::Python;
 use super::shared::Thread;
-use super::walk::{Python, outermost};
+use super::walk::outermost;
 use crate::sync::Made;
 use crate::unattributed::{GROUPS, join_nobodys, nobodys_of};
 use std::collections::BTreeMap;

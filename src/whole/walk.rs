@@ -2,6 +2,7 @@
 //! are known to survive it.
 
 use super::functions::{Functions, What};
+use super::python::{_Unwind_Backtrace, _Unwind_GetIP, GO_ON, Python, STOP, empty, enclosing};
 use crate::sync::Made;
 use std::ffi::{CStr, c_int, c_void};
 
@@ -84,15 +85,6 @@ fn survives(path: &[u8], size_bytes: usize) -> bool {
 /// Frames that are looked at.
 const MAX_FRAMES: u32 = 64;
 
-unsafe extern "C" {
-    fn _Unwind_Backtrace(visit: extern "C" fn(*mut c_void, *mut c_void) -> c_int, walk: *mut c_void) -> c_int;
-    fn _Unwind_GetIP(context: *mut c_void) -> usize;
-    fn _Unwind_FindEnclosingFunction(return_address: *mut c_void) -> *mut c_void;
-}
-
-const GO_ON: c_int = 0;
-const STOP: c_int = 4;
-
 #[repr(C)]
 struct Walk {
     python: Python,
@@ -110,120 +102,6 @@ struct Walk {
     is_others: bool,
     is_allocators: bool,
     reached_python: bool,
-}
-
-/// Where Python's loop is, and the object file that it is in.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Python {
-    eval: usize,
-    eval_bytes: usize,
-    pub(crate) file: usize,
-    /// Where other parts of the loop begin; the rest is 0. A compiler that knows what is seldom run puts that
-    /// elsewhere, without a symbol (Debian's Python 3.14).
-    parts: [usize; 8],
-    /// Where the functions of its allocator of small objects begin; the rest is 0.
-    allocator: [usize; 6],
-}
-
-impl Python {
-    /// The one whose loop begins here.
-    pub(crate) fn at(eval: *mut c_void) -> Option<Self> {
-        let (size, file) = extent(eval)?;
-        Some(Self { eval: eval.addr(), eval_bytes: size, file, parts: [0; 8], allocator: [0; 6] })
-    }
-
-    /// The same, with the functions that make and resize small objects.
-    pub(crate) fn with_allocator(self, functions: [*mut c_void; 6]) -> Self {
-        Self { allocator: functions.map(|function| function.addr()), ..self }
-    }
-
-    /// To be called by code that Python's loop runs for `evaluate`, a function (address and size) which calls nothing
-    /// but the loop: the part that runs it is one of the loop.
-    pub(crate) fn learn(&mut self, evaluate: (usize, usize)) {
-        let mut callee = Callee { of: evaluate, last: 0, found: None };
-        // SAFETY: `visit_callee` is given the struct, which lives until this returns.
-        unsafe { _Unwind_Backtrace(visit_callee, (&raw mut callee).cast()) };
-        let Some(ip) = callee.found.filter(|&ip| !self.runs(ip) && self.is_in_file(ip)) else { return };
-        if let Some(free) = self.parts.iter_mut().find(|part| **part == 0) {
-            *free = enclosing(ip);
-        }
-    }
-
-    fn is_in_file(&self, ip: usize) -> bool {
-        file_of(std::ptr::without_provenance(ip)) == self.file
-    }
-
-    /// Whether a call that returns here was made by the loop.
-    fn runs(&self, ip: usize) -> bool {
-        ip.wrapping_sub(self.eval) < self.eval_bytes
-            || self.parts[0] != 0 && self.is_in_file(ip) && {
-                let part = enclosing(ip);
-                part != 0 && self.parts.contains(&part)
-            }
-    }
-}
-
-/// Where the part of a function begins that a call returns to; 0: nobody knows.
-fn enclosing(ip: usize) -> usize {
-    // SAFETY: any address may be asked for.
-    unsafe { _Unwind_FindEnclosingFunction(std::ptr::without_provenance_mut(ip)) }.addr()
-}
-
-/// The start of the object file with this address; 0: of none.
-pub(crate) fn file_of(address: *const c_void) -> usize {
-    let mut info = empty();
-    // SAFETY: any address may be asked for; a place for the answer.
-    unsafe { libc::dladdr(address, &raw mut info) };
-    info.dli_fbase.addr()
-}
-
-struct Callee {
-    of: (usize, usize),
-    last: usize,
-    found: Option<usize>,
-}
-
-extern "C" fn visit_callee(context: *mut c_void, callee: *mut c_void) -> c_int {
-    // SAFETY: the struct of `learn`, which waits for the end; and the context that the unwinder gave.
-    let (callee, ip) = unsafe { (&mut *callee.cast::<Callee>(), _Unwind_GetIP(context)) };
-    if ip.wrapping_sub(callee.of.0) < callee.of.1 {
-        callee.found = Some(callee.last);
-        return STOP;
-    }
-    callee.last = ip;
-    GO_ON
-}
-
-/// How long the function is that begins here, and the start of the object file that it is in.
-pub(crate) fn extent(function: *mut c_void) -> Option<(usize, usize)> {
-    #[repr(C)]
-    struct Symbol {
-        name: u32,
-        info: u8,
-        other: u8,
-        section: u16,
-        value: usize,
-        size: usize,
-    }
-    unsafe extern "C" {
-        fn dladdr1(address: *const c_void, info: *mut libc::Dl_info, extra: *mut *mut c_void, flags: c_int) -> c_int;
-    }
-    const RTLD_DL_SYMENT: c_int = 1;
-    let mut info = empty();
-    let mut symbol = std::ptr::null_mut();
-    // SAFETY: a place for what glibc tells of an address, and one for a pointer to its symbol.
-    if unsafe { dladdr1(function, &raw mut info, &raw mut symbol, RTLD_DL_SYMENT) } == 0 || symbol.is_null() {
-        return None;
-    }
-    // SAFETY: glibc gave a pointer to an `Elf64_Sym` of a library that is never unloaded: Python's.
-    let size = unsafe { (*symbol.cast::<Symbol>()).size };
-    Some((size, info.dli_fbase.addr()))
-}
-
-fn empty() -> libc::Dl_info {
-    use std::ptr::null_mut;
-    libc::Dl_info { dli_fname: null_mut(), dli_fbase: null_mut(), dli_sname: null_mut(), dli_saddr: null_mut() }
 }
 
 extern "C" fn visit(context: *mut c_void, walk: *mut c_void) -> c_int {
@@ -244,8 +122,10 @@ extern "C" fn visit(context: *mut c_void, walk: *mut c_void) -> c_int {
         return STOP;
     }
     if info.dli_fbase.addr() == walk.python.file {
-        walk.is_allocators |= walk.asks_for_allocator && walk.python.allocator.contains(&enclosing(ip));
-        return if walk.is_allocators { STOP } else { GO_ON };
+        let is_one_of = |functions: &[usize]| functions[0] != 0 && functions.contains(&enclosing(ip));
+        walk.is_allocators |= walk.asks_for_allocator && is_one_of(&walk.python.allocator);
+        walk.survive &= !is_one_of(&walk.python.fragile);
+        return if walk.is_allocators || !walk.survive { STOP } else { GO_ON };
     }
     // SAFETY: the name of a loaded library, which ends with NUL.
     let name = unsafe { CStr::from_ptr(info.dli_fname) }.to_bytes();

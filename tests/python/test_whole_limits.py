@@ -291,3 +291,34 @@ def test_a_refused_block_of_any_kind_has_reclaimers_asked(what):
         attempt()
         assert 0 < asked[0] <= 40 * MiB, asked
     """)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        "for name in names: sys.intern(name)",
+        "for name in names: {name: name}; kept.setdefault(name, [name])",
+        "json.loads(text)",
+    ],
+    ids=["sys.intern", "setdefault", "json"],
+)
+def test_a_dict_that_has_no_memory_for_its_table_survives(work):
+    """CPython 3.13 counted the item nevertheless, and let go of what it had not got."""
+    check(
+        """
+        refused, held = 0, []
+        for number in range(20):
+            names = [f"name {number} {n}" for n in range(20_000)]
+            text, kept = json.dumps(dict.fromkeys(names, [1])), {}
+            held += [names, kept]
+            try:
+                with ctxalloc.request(whole=True, limit_bytes=(4 + number) * 1009):
+                    exec(sys.argv[1])
+            except MemoryError:
+                refused += 1
+            assert len(kept) == len(list(kept)), "its count is not that of its items"
+            gc.collect()
+        assert refused
+        """,
+        work,
+    )

@@ -58,8 +58,8 @@ pub(super) fn eval_loop(py: Python<'_>) -> PyResult<Option<Loop>> {
     if py.version_info().minor != 13 { Ok(Some(learnt)) } else { setting_defaults(py, learnt).map(Some) }
 }
 
-/// With the functions of a dict that set a default: what is between the loop and a key's `__hash__` there, and not where
-/// it is only looked for.
+/// With the functions of a dict that set a default: what is between the loop and a key's `__hash__` there, and not
+/// where it is only looked for.
 fn setting_defaults(py: Python<'_>, python: Loop) -> PyResult<Loop> {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let to = Arc::clone(&seen);

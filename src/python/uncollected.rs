@@ -1,9 +1,9 @@
 //! What must not be interrupted by a collection of garbage, which runs finalizers: any code.
 //!
-//! Before CPython 3.12 whatever makes an object may collect first. `contextvar_set` and `contextvar_del` make some while
-//! they read the Context's variables without a reference to them, and before they write what is new. A finalizer that
-//! selects meanwhile freed what was being read; one that makes an array had the variable keep what was being taken away:
-//! a request that had ended stayed selected. Since 3.12 only the evaluation loop collects.
+//! Before CPython 3.12 whatever makes an object may collect first. `contextvar_set` and `contextvar_del` make some
+//! while they read the Context's variables without a reference to them, and before they write what is new. A finalizer
+//! that selects meanwhile freed what was being read; one that makes an array had the variable keep what was being taken
+//! away: a request that had ended stayed selected. Since 3.12 only the evaluation loop collects.
 #![allow(unsafe_code, reason = "C functions that stand for CPython's")]
 
 use crate::sync::Made;

@@ -345,8 +345,8 @@ fn selected(thread: &mut Thread) -> Option<Handler> {
         return if is_known { handler_of(thread.account) } else { None };
     }
     let handler = match reader {
-        // `PyContextVar_Get` keeps what it finds, and so would what a foreign `reset` is about to take away, which makes
-        // memory first.
+        // `PyContextVar_Get` would have the variable keep what it finds: also what a foreign `reset` is about to take
+        // away, which makes memory first.
         // SAFETY: this thread's state, and Python runs. What the variable has lives as long as the Context, in which
         // this thread is.
         Some(reader) => unsafe { reader.value(own).and_then(|value| handler_in(asked, value.as_ptr())) },

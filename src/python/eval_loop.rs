@@ -1,6 +1,7 @@
 //! Python's loop, as a native stack shows it: for `request(whole=True)`, which asks whether all callers up to it
 //! survive a refusal.
 
+use super::fragile::with_fragile;
 use super::symbol::symbol;
 use crate::whole::{Python as Loop, extent};
 use pyo3::exceptions::PyTypeError;
@@ -41,11 +42,8 @@ pub(super) fn eval_loop(py: Python<'_>) -> PyResult<Option<Loop>> {
     })?;
     let names = PyDict::new(py);
     names.set_item("note", &note)?;
-    let methods = PyDict::new(py);
-    for name in "call add neg lt contains getitem setitem getattr format iter bool enter exit".split(' ') {
-        methods.set_item(format!("__{name}__"), &note)?;
-    }
-    names.set_item("x", py.get_type::<PyType>().call1(("Noting", PyTuple::empty(py), methods))?.call0()?)?;
+    let methods = "call add neg lt contains getitem setitem getattr format iter bool enter exit".split(' ');
+    names.set_item("x", with_methods(py, methods, &note)?)?;
     for call in CALLS {
         match py.run(call, Some(&names), None) {
             Err(error) if !error.is_instance_of::<PyTypeError>(py) => return Err(error), // a signal handler's
@@ -53,29 +51,18 @@ pub(super) fn eval_loop(py: Python<'_>) -> PyResult<Option<Loop>> {
         }
     }
     let learnt = *learnt.lock().unwrap_or_else(PoisonError::into_inner);
-    // CPython 3.13 counts an item that a dict's table had no memory for, and lets go of what it has not got (mended in
-    // 3.13.6): json's keys and `sys.intern` ended the process.
-    if py.version_info().minor != 13 { Ok(Some(learnt)) } else { setting_defaults(py, learnt).map(Some) }
+    with_fragile(py, learnt).map(Some)
 }
 
-/// With the functions of a dict that set a default: what is between the loop and a key's `__hash__` there, and not
-/// where it is only looked for.
-fn setting_defaults(py: Python<'_>, python: Loop) -> PyResult<Loop> {
-    let seen = Arc::new(Mutex::new(Vec::new()));
-    let to = Arc::clone(&seen);
-    let hash = PyCFunction::new_closure(py, None, None, move |_, _| {
-        to.lock().unwrap_or_else(PoisonError::into_inner).push(python.functions_between());
-        1
-    })?;
-    let names = PyDict::new(py);
+/// An object whose special methods of these names are all this function.
+pub(super) fn with_methods<'py, 'a>(
+    py: Python<'py>,
+    names: impl IntoIterator<Item = &'a str>,
+    function: &Bound<'py, PyCFunction>,
+) -> PyResult<Bound<'py, PyAny>> {
     let methods = PyDict::new(py);
-    methods.set_item("__hash__", hash)?;
-    names.set_item("key", py.get_type::<PyType>().call1(("Key", PyTuple::empty(py), methods))?.call0()?)?;
-    py.run(c"{}.get(key)", Some(&names), None)?;
-    py.run(c"{}.setdefault(key)", Some(&names), None)?;
-    let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-    let [looking, setting] = &**seen else { return Ok(python) };
-    let of_both = setting.iter().copied().filter(|function| !looking.contains(function));
-    let public = [c"PyDict_SetDefaultRef", c"PyDict_SetDefault"].into_iter().filter_map(symbol).map(<*mut _>::addr);
-    Ok(python.with_fragile(of_both.chain(public).filter(|&function| function != 0)))
+    for name in names {
+        methods.set_item(format!("__{name}__"), function)?;
+    }
+    py.get_type::<PyType>().call1(("Noting", PyTuple::empty(py), methods))?.call0()
 }

@@ -35,6 +35,8 @@ mod events;
 mod exchange;
 mod exit;
 mod foreign;
+#[cfg(ctxalloc_whole)]
+mod fragile;
 mod handler;
 mod imported;
 mod inspect;

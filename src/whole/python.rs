@@ -26,15 +26,19 @@ pub(crate) struct Python {
     parts: [usize; 8],
     /// Where the functions of its allocator of small objects begin; the rest is 0.
     pub(super) allocator: [usize; 6],
-    /// Where its functions begin that go on after NULL as if nothing were; the rest is 0.
-    pub(super) fragile: [usize; 8],
+    /// Where its functions begin that go on after NULL as if nothing were, or lose somebody's work; the rest is 0.
+    pub(super) fragile: [usize; FRAGILE],
 }
+
+/// How many such functions are known at most.
+const FRAGILE: usize = 16;
+const NONE: [usize; FRAGILE] = [0; FRAGILE];
 
 impl Python {
     /// The one whose loop begins here.
     pub(crate) fn at(eval: *mut c_void) -> Option<Self> {
         let (size, file) = extent(eval)?;
-        Some(Self { eval: eval.addr(), eval_bytes: size, file, parts: [0; 8], allocator: [0; 6], fragile: [0; 8] })
+        Some(Self { eval: eval.addr(), eval_bytes: size, file, parts: [0; 8], allocator: [0; 6], fragile: NONE })
     }
 
     /// The same, with the functions that make and resize small objects.
@@ -44,7 +48,7 @@ impl Python {
 
     /// The same, with functions that do not survive NULL.
     pub(crate) fn with_fragile(self, functions: impl IntoIterator<Item = usize>) -> Self {
-        let mut fragile = [0; 8];
+        let mut fragile = NONE;
         fragile.iter_mut().zip(functions).for_each(|(place, function)| *place = function);
         Self { fragile, ..self }
     }

@@ -3,6 +3,8 @@
 CPython removes one that raises, and the exception goes on in the code that is observed: asyncio's, a lock's.
 """
 
+import sys
+
 import pytest
 from whole_programs import check, needs_library
 
@@ -95,4 +97,75 @@ assert not problems, problems
 """,
         how,
         timeout=100,
+    )
+
+
+@pytest.mark.parametrize("how", ["trace", "monitoring"])
+def test_no_handler_is_skipped_where_an_event_is_told_of(how):
+    """CPython makes numbers and a frame for each event; refused there, it left a block before its handler had begun."""
+    if how == "monitoring" and not hasattr(sys, "monitoring"):
+        pytest.skip("sys.monitoring: since CPython 3.12")
+    check(
+        """
+class Down(Exception): pass
+class Guard:
+    def __init__(self):
+        self.entered = self.left = self.finished = False
+        self.caught = 0
+    def __enter__(self):
+        self.entered = True
+    def __exit__(self, *_):
+        self.left = True
+# Only behind so many instructions is an event's offset a number that CPython has to make.
+program = "def work(guard):\\n" + "".join(f"    x{number} = {number}\\n" for number in range(80)) + '''
+    with ctxalloc.request(limit_bytes=MiB // 2, whole=True):
+        with guard:
+            kept = None
+            try:
+                for number in range(40):
+                    try:
+                        while True:
+                            try:
+                                raise Down(number)
+                            except Down as error:
+                                kept = (error.with_traceback(None), kept)
+                    except MemoryError:
+                        guard.caught += 1
+            finally:
+                guard.finished = True
+                del kept
+'''
+exec(program)
+def tracing(*_):
+    return tracing
+if sys.argv[1] == "monitoring":
+    events = sys.monitoring.events.LINE, sys.monitoring.events.EXCEPTION_HANDLED
+    sys.monitoring.use_tool_id(1, "test")
+    for event in events:
+        sys.monitoring.register_callback(1, event, lambda *_: None)
+    sys.monitoring.set_events(1, sum(events))
+sys.setswitchinterval(1e-6)
+skipped, caught = [], []
+def many():
+    if sys.argv[1] == "trace":
+        sys.settrace(tracing)
+    for _ in range(20):
+        guard = Guard()
+        try:
+            work(guard)
+        except MemoryError:
+            pass
+        if guard.entered and not (guard.left and guard.finished) or ctxalloc.current_request() is not None:
+            skipped.append((guard.left, guard.finished, ctxalloc.current_request()))
+            break
+        caught.append(guard.caught)
+    sys.settrace(None)
+threads = [threading.Thread(target=many) for _ in range(3)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert not skipped, skipped
+# What tells of the limit may come outside of the inner block, seldom.
+assert sum(number >= 35 for number in caught) > len(caught) / 2 == 30, caught
+""",
+        how,
     )

@@ -1,7 +1,6 @@
 //! Python's loop, as a native stack shows it: for `request(whole=True)`, which asks whether all callers up to it
 //! survive a refusal.
 
-use super::fragile::with_fragile;
 use super::symbol::symbol;
 use crate::whole::{Python as Loop, extent};
 use pyo3::exceptions::PyTypeError;
@@ -51,7 +50,7 @@ pub(super) fn eval_loop(py: Python<'_>) -> PyResult<Option<Loop>> {
         }
     }
     let learnt = *learnt.lock().unwrap_or_else(PoisonError::into_inner);
-    with_fragile(py, learnt).map(Some)
+    Ok(Some(learnt))
 }
 
 /// An object whose special methods of these names are all this function.

@@ -10,6 +10,7 @@ use super::asyncio::losing::{self, loses_work};
 use super::errors::with_cause;
 use super::eval_loop::eval_loop;
 use super::exit;
+use super::fragile::with_fragile;
 use super::named_capsules::Named;
 use super::numpy::{Numpy, capsule_name};
 use super::overdraft;
@@ -257,8 +258,11 @@ fn begin(py: Python<'_>) -> Result<(), Why> {
     };
     ASKED.get_or_make(|| asked);
     let domains = Domains::found(py)?;
-    let python =
-        eval_loop(py)?.map(|python| python.with_allocator(domains.as_ref().map_or([null_mut(); 6], Domains::makers)));
+    let makers = domains.as_ref().map_or([null_mut(); 6], Domains::makers);
+    let python = match eval_loop(py)? {
+        Some(python) => Some(with_fragile(py, python)?.with_allocator(makers)),
+        None => None,
+    };
     losing::prepare(py)?;
     overdraft::prepare(py, python, is_attached, selected)?;
     let profile = Profile { made: placed::made, freed: placed::freed, resized: placed::resized };

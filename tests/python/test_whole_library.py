@@ -13,7 +13,17 @@ from whole_programs import check, library_path, needs_library, run
 import ctxalloc
 
 pytestmark = pytest.mark.any_numpy
-needs_mallinfo = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="glibc 2.33")
+
+
+def has_fast_bins() -> bool:
+    """Whether glibc has them, and says how much is in them: from 2.33 on, and before 2.43."""
+    if not hasattr(ctypes.CDLL(None), "mallinfo2"):
+        return False
+    _, version = os.confstr("CS_GNU_LIBC_VERSION").split()
+    return tuple(map(int, version.split(".")[:2])) < (2, 43)
+
+
+needs_fast_bins = pytest.mark.skipif(not has_fast_bins(), reason="the fast bins of glibc 2.33 to 2.42")
 FAST_BINS = """
         names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
         class Info(ctypes.Structure):
@@ -184,7 +194,7 @@ def test_what_libraries_let_go_of_is_not_taken_anew_from_the_system():
 
 
 @needs_library
-@needs_mallinfo
+@needs_fast_bins
 def test_glibc_keeps_freed_small_blocks_and_merges_them_now_and_then():
     """As in any program, whose large blocks make it merge them: a request's large blocks are none of glibc's."""
     check(
@@ -202,7 +212,7 @@ def test_glibc_keeps_freed_small_blocks_and_merges_them_now_and_then():
 
 
 @needs_library
-@needs_mallinfo
+@needs_fast_bins
 def test_a_large_block_that_a_request_frees_has_glibc_merge_small_ones():
     """As without the library. Else threads whose requests have ended keep what these had: four of them 215 MiB."""
     check(

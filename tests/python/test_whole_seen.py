@@ -343,13 +343,13 @@ def function():
     libc.malloc(300 << 10)  # native memory 300
 def comprehension():
     return [
-        bytearray(10 << 10)  # objects 400
-        for _ in range(40)
+        bytearray(40 << 10)  # objects 400
+        for _ in range(10)
     ]
 def nested():
     return {
-        key: [bytearray(5 << 10) for _ in range(10)]  # objects 500
-        for key in range(10)
+        key: [bytearray(50 << 10) for _ in range(2)]  # objects 500
+        for key in range(5)
     }
 def generator():
     for _ in range(6):

@@ -36,8 +36,12 @@ const UNIT: usize = 16;
 pub(super) const ALIGN: usize = 64;
 /// The pool has four classes to each doubling, and its largest blocks are multiples of 64 KiB.
 const MAX_QUARTER: u32 = 16;
-/// From so many bytes on a block that grows gets room for more.
+/// From so many bytes on a block that grows gets room for so many times as much: each place that it leaves is memory
+/// that the processor's caches have for nothing.
 const ROOM_FROM: usize = 8 << 10;
+const ROOM: usize = 4;
+/// And from so many on it lies as the pool's large ones do, which grow in place.
+const LARGE_FROM: usize = ROOM_FROM * ROOM;
 /// The largest alignment.
 const MAX_ALIGN: usize = 64 << 20;
 
@@ -219,10 +223,10 @@ impl Places {
                 pool.resize(start, whole)
             } else if whole <= room {
                 Some(start)
+            } else if whole < LARGE_FROM {
+                pool.resize(start, whole * ROOM).or_else(|| pool.resize(start, whole))
             } else {
-                let more = more_for(whole);
-                let roomy = pool.resize(start, whole + more);
-                if roomy.is_none() && more > 0 { pool.resize(start, whole) } else { roomy }
+                pool.resize_to_grow_from(LARGE_FROM, start, whole)
             };
             let moved = moved.map(|start| start.add(offset));
             match moved {
@@ -237,16 +241,6 @@ impl Places {
             }
             moved
         }
-    }
-}
-
-/// How much room for more a block gets that has grown to so many bytes. A small one gets more of it: each place that it
-/// leaves is memory that the processor's caches have for nothing.
-fn more_for(whole: usize) -> usize {
-    match whole {
-        ..0x20000 => whole * 3,
-        0x20000..0x40000 => whole,
-        _ => 0, // the pool's large ones
     }
 }
 

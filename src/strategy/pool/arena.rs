@@ -399,7 +399,7 @@ unsafe impl<P: Pages> Strategy for Arena<P> {
         // SAFETY: the block is live and from this arena, whose memory is the source's (this function's contract).
         unsafe {
             let pool = &*self.inner.pool.inner;
-            super::resize::resize_by(self, pool, block, new_size_bytes, |bytes| {
+            super::resize::resize_by(self, pool, block, new_size_bytes, classes::MAX + 1, |bytes| {
                 self.allocate_large(bytes, Taking::ToGrow)
             })
         }

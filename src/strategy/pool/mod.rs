@@ -130,6 +130,22 @@ impl<P: Pages> Pool<P> {
         self.inner.allocate_large(size_bytes, Taking::ToGrow)
     }
 
+    /// [`resize`](Strategy::resize), after which a block that had to move to grow, to `large_from` bytes or more, lies as
+    /// large ones do: where it can grow further.
+    ///
+    /// # Safety
+    /// - as for `resize`.
+    pub(crate) unsafe fn resize_to_grow_from(
+        &self,
+        large_from: usize,
+        block: NonNull<u8>,
+        new_size_bytes: usize,
+    ) -> Option<NonNull<u8>> {
+        let allocate = |bytes| self.allocate_to_grow(bytes);
+        // SAFETY: the block is live and from this pool, whose memory is the source's (this function's contract).
+        unsafe { resize_by(self, &*self.inner, block, new_size_bytes, large_from, allocate) }
+    }
+
     #[cold]
     #[inline(never)]
     fn allocate_small_slowly(&self, class: usize) -> Option<NonNull<u8>> {
@@ -224,8 +240,8 @@ unsafe impl<P: Pages> Strategy for Pool<P> {
     }
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
-        // SAFETY: the block is live and from this pool, whose memory is the source's (this function's contract).
-        unsafe { resize_by(self, &*self.inner, block, new_size_bytes, |bytes| self.allocate_to_grow(bytes)) }
+        // SAFETY: a live block of this pool (this function's contract).
+        unsafe { self.resize_to_grow_from(classes::MAX + 1, block, new_size_bytes) }
     }
 
     #[inline]

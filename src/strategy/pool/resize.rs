@@ -41,7 +41,11 @@ pub(super) unsafe fn resized_in_place<P: Pages>(pool: &Inner<P>, block: NonNull<
     let region = unsafe { region::find(address) };
     match region.class_at(address) {
         Some(class) => stays_small(classes::bytes(class), new_size_bytes),
-        None => new_size_bytes > classes::MAX && pool.resize_large(region, block, new_size_bytes),
+        None => {
+            // One that is smaller than large ones are was made to grow, and shrinks as small ones do.
+            let least = region.large_pages_at(address).saturating_mul(PAGE).min(classes::MAX);
+            new_size_bytes > least && pool.resize_large(region, block, new_size_bytes)
+        }
     }
 }
 
@@ -105,7 +109,7 @@ impl<S: Strategy> Drop for Unfinished<'_, S> {
 }
 
 /// Resizes a block in memory of `pool`: in place, or by moving it to one that `allocate_to_grow` makes, which is for
-/// large blocks that grow, or `strategy`.
+/// those that grow to `large_from` bytes or more, or `strategy`.
 ///
 /// # Safety
 /// - `block` came from `strategy`, which cuts its blocks from regions of this pool, and was not released; after `Some`
@@ -116,6 +120,7 @@ pub(super) unsafe fn resize_by<P: Pages>(
     pool: &Inner<P>,
     block: NonNull<u8>,
     new_size_bytes: usize,
+    large_from: usize,
     allocate_to_grow: impl FnOnce(usize) -> Option<NonNull<u8>>,
 ) -> Option<NonNull<u8>> {
     // SAFETY: the block is live and cut from a region of the pool (this function's contract).
@@ -124,7 +129,7 @@ pub(super) unsafe fn resize_by<P: Pages>(
     }
     // SAFETY: the block is live and cut from a region.
     let room = unsafe { room_bytes(block) };
-    let grows = new_size_bytes > room && new_size_bytes > classes::MAX;
+    let grows = new_size_bytes > room && new_size_bytes >= large_from;
     let moved = if grows { allocate_to_grow(new_size_bytes) } else { strategy.allocate(new_size_bytes) }?;
     // SAFETY: it was just made, and is not returned unless it is finished.
     let unfinished = unsafe { Unfinished::new(strategy, moved) };

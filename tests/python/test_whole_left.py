@@ -25,7 +25,7 @@ def test_names_that_cpython_keeps_of_ended_requests_fill_no_budget():
             with ctxalloc.request(whole=True, root=True, budget=budget):
                 for kind in range(200):
                     getattr(subject, "visit_" + str(kind), None)
-        time.sleep(0.06)
+        time.sleep(0.21)
         with ctxalloc.request(whole=True, root=True, budget=budget):
             pass
         assert budget.in_use_bytes < 200 * KiB and len(ctxalloc.metrics.present()) < 10, budget

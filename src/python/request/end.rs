@@ -72,7 +72,8 @@ impl PyRequest {
         let mut phase = this.phase();
         let (has_blocks, whole) = match &*phase {
             Phase::Begun { begun, left: None } => {
-                (begun.has_live_blocks(), if this.is_whole() { begun.whole() } else { None })
+                let whole = if this.is_whole() { begun.whole() } else { None };
+                (begun.has_live_blocks(), whole.map(|whole| (whole.object_bytes, begun.least_limit_above())))
             }
             _ => return Ok(false), // it has ended already
         };
@@ -80,8 +81,8 @@ impl PyRequest {
         let mut settling = None;
         if has_blocks || whole.is_some() {
             drop(phase); // Python code runs
-            if let Some(whole) = &whole {
-                names::forget_now_and_then(py, whole.object_bytes);
+            if let Some((object_bytes, limit_bytes)) = whole {
+                names::forget_now_and_then(py, object_bytes, limit_bytes);
             }
             if has_blocks && !settles {
                 settling = running_loop(py).map(|it| Settling::new(slf.clone().into_any(), Self::settle_if, it));

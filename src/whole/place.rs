@@ -270,7 +270,7 @@ mod tests {
             }
             end = kib * KIB - 1;
         }
-        assert!((2..24).contains(&moves), "{moves} moves of 32760 steps");
+        assert!((2..=5).contains(&moves), "{moves} moves of 32760 steps");
         for kib in 9..32768 {
             // SAFETY: a live block of 32 MiB, this byte of which was written.
             assert_eq!(unsafe { block.add(kib * KIB - 1).read() }, kib as u8, "what was moved by parts");

@@ -169,3 +169,25 @@ assert sum(number >= 35 for number in caught) > len(caught) / 2 == 30, caught
 """,
         how,
     )
+
+
+@pytest.mark.skipif(not hasattr(sys, "monitoring"), reason="sys.monitoring: since CPython 3.12")
+def test_an_audit_hook_may_forbid_to_watch():
+    """It forbids also us, who watch some lines of our own to learn which functions tell of events."""
+    check("""
+        asked = []
+        def hook(event, arguments):
+            if event.startswith("sys.monitoring."):
+                asked.append(event)
+                raise PermissionError(event)
+        sys.addaudithook(hook)
+        try:
+            with ctxalloc.request(whole=True, limit_bytes=MiB):
+                bytearray(2 * MiB)
+        except MemoryError:
+            pass
+        else:
+            raise AssertionError("not held")
+        assert asked
+        assert not any(sys.monitoring.get_tool(tool) for tool in range(6)), "a number is free again"
+    """)

@@ -357,6 +357,30 @@ mod tests {
     }
 
     #[test]
+    fn a_block_that_grows_may_lie_as_large_ones_do_before_it_is_as_large() {
+        const KIB: usize = 1 << 10;
+        const FROM: usize = 32 * KIB;
+        let pool = Pool::new();
+        let mut block = pool.allocate(20 * KIB).expect("memory");
+        // SAFETY: a live block of so many bytes.
+        unsafe { block.write_bytes(7, 20 * KIB) };
+        let mut moves = 0;
+        for kib in [33, 60, 64, 65, 200, 256, 257, 600, 300, 256, 250, 100, 100, 33, 20] {
+            // SAFETY: a live block of this pool, and the old pointer is not used again.
+            let resized = unsafe { pool.resize_to_grow_from(FROM, block, kib * KIB) }.expect("memory");
+            moves += usize::from(resized != block);
+            block = resized;
+            // SAFETY: at least so many bytes of it were written first.
+            assert!((0..20 * KIB).all(|at| unsafe { block.add(at).read() } == 7), "{kib} KiB");
+        }
+        // Once to grow, and to each smaller class: 256, 112, 40 and 20 KiB.
+        assert_eq!(moves, 5);
+        // SAFETY: this pool made the block, and it is released here only.
+        unsafe { pool.release(block) };
+        assert_eq!(pool.regions_after_trim(), 0, "nothing is left");
+    }
+
+    #[test]
     fn a_block_that_is_resized_in_vain_keeps_its_size() {
         let pool = Pool::new();
         let block = pool.allocate_sized(1000, false).expect("memory");

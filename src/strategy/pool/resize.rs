@@ -42,8 +42,9 @@ pub(super) unsafe fn resized_in_place<P: Pages>(pool: &Inner<P>, block: NonNull<
     match region.class_at(address) {
         Some(class) => stays_small(classes::bytes(class), new_size_bytes),
         None => {
-            // One that is smaller than large ones are was made to grow, and shrinks as small ones do.
-            let least = region.large_pages_at(address).saturating_mul(PAGE).min(classes::MAX);
+            // One that is smaller than large ones are was made to grow: it shrinks to a small one, if by half.
+            let room = region.large_pages_at(address).saturating_mul(PAGE);
+            let least = if room > classes::MAX { classes::MAX } else { room / 2 };
             new_size_bytes > least && pool.resize_large(region, block, new_size_bytes)
         }
     }

@@ -185,6 +185,9 @@ pub(super) fn tells_soon() -> bool {
 }
 
 thread_local! {
+    /// Whether this thread makes the exception: no other call is needed for what that takes. Without a destructor, as the
+    /// next.
+    static IS_TELLING: Cell<bool> = const { Cell::new(false) };
     /// Whether a module was imported when this thread looked last, and how many bytes it is given until it looks again.
     /// Without a destructor: threads allocate to their end.
     static IMPORTED: Cell<(bool, usize)> = const { Cell::new((false, 0)) };
@@ -236,15 +239,15 @@ fn may_set() -> bool {
 pub(super) fn overdrawn(thread: &mut Thread, payer: Payer, is_small: bool) {
     let Some(raising) = RAISING.get() else { return };
     // Another thread may have made the call that was for this one.
-    let is_perhaps_lost = raising.pends() && !is_main_thread();
+    let is_perhaps_lost = raising.pends() && !is_main_thread() && !IS_TELLING.get();
     if thread.raising == NOTED && !is_small && !is_perhaps_lost {
         thread.raising = IS_RAISING;
         return;
     }
     // Its own code runs, or that of a request inside of it which counts its arrays only.
     let pays_for = |word| handler_of(word).is_some_and(|handler| payer.pays_for(handler));
-    let is_idle =
-        matches!(thread.raising, NOT_RAISING | RAISED | REFUSES) || (thread.raising == NOTED && is_perhaps_lost);
+    let is_idle = matches!(thread.raising, NOT_RAISING | RAISED | REFUSES)
+        || (matches!(thread.raising, NOTED | IS_RAISING) && is_perhaps_lost);
     let may_be_told = || raising.pends() || (!is_small && pays_for(thread.guard) && may_set());
     if is_idle && pays_for(thread.account) && may_be_told() {
         set(raising, thread, if is_small { NOTED } else { IS_RAISING });
@@ -316,18 +319,24 @@ fn told(py: Python<'_>) -> c_int {
         return 0;
     };
     become_(IS_RAISING); // what is made from here on is not refused
-    if !matches!(raising.runs(py, request.seen().imports_around()), Runs::Own { .. }) {
-        become_(OWED);
+    IS_TELLING.set(true);
+    let (is_raised, state) = tell_of(py, raising, &request);
+    IS_TELLING.set(false);
+    become_(state);
+    if state == OWED {
         own(Thread::look_soon); // with the next block, which may be its own code's
-        return 0;
     }
-    let Some(error) = request.seen().overdraft(false) else {
-        become_(NOT_RAISING);
-        return 0;
-    };
+    if is_raised { -1 } else { 0 }
+}
+
+/// Raises what tells the request, if its own code runs. Returns whether it has, and what the thread's state is then.
+fn tell_of(py: Python<'_>, raising: &Raising, request: &RequestHandle) -> (bool, u32) {
+    if !matches!(raising.runs(py, request.seen().imports_around()), Runs::Own { .. }) {
+        return (false, OWED);
+    }
+    let Some(error) = request.seen().overdraft(false) else { return (false, NOT_RAISING) };
     PyErr::from(error).restore(py);
-    become_(RAISED);
-    -1
+    (true, RAISED)
 }
 
 /// This thread's own struct.

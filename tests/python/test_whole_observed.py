@@ -191,3 +191,54 @@ def test_an_audit_hook_may_forbid_to_watch():
         assert asked
         assert not any(sys.monitoring.get_tool(tool) for tool in range(6)), "a number is free again"
     """)
+
+
+@pytest.mark.parametrize("how", ["trace", "nobody"])
+def test_a_limit_holds_where_another_thread_makes_the_call(how):
+    """What tells a request is called by the next thread that Python runs. Where that was another one, the thread was
+    taken for one that raises already, and small blocks were given without end."""
+    check(
+        """
+class Down(Exception): pass
+endless, peaks = [], []
+async def work():
+    kept = None
+    async with ctxalloc.request(limit_bytes=400 * KiB, whole=True) as request:
+        try:
+            for number in range(30):
+                try:
+                    for turn in range(100_000):
+                        try:
+                            raise Down(number)
+                        except Down as error:
+                            kept = (error.with_traceback(None), kept)
+                    endless.append(number)
+                    break
+                except MemoryError:
+                    await asyncio.sleep(0)
+        finally:
+            kept = None
+            peaks.append(request.stats.peak_bytes)
+def tracing(*_):
+    return tracing
+async def main():
+    try:
+        await work()
+    except MemoryError:
+        pass
+def many():
+    if sys.argv[1] == "trace":
+        sys.settrace(tracing)
+    for _ in range(12):
+        if not endless:
+            asyncio.run(main())
+    sys.settrace(None)
+sys.setswitchinterval(1e-6)
+threads = [threading.Thread(target=many) for _ in range(2)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+assert not endless, (endless, max(peaks))
+assert max(peaks) < 2 * MiB, max(peaks)
+""",
+        how,
+    )

@@ -37,6 +37,8 @@ mod exit;
 mod foreign;
 #[cfg(ctxalloc_whole)]
 mod fragile;
+#[cfg(ctxalloc_whole)]
+mod gaps;
 mod handler;
 mod imported;
 mod inspect;

@@ -12,6 +12,7 @@
 use super::asyncio::losing::{has_a_loop, is_of_a_loop};
 use super::attached;
 use super::breaking_off::{self, BreakingOff};
+use super::gaps;
 use super::imported::{Imported, module};
 use super::observed::Observed;
 use super::pending::SetAside;
@@ -185,8 +186,7 @@ pub(super) fn tells_soon() -> bool {
 }
 
 thread_local! {
-    /// Whether this thread makes the exception: no other call is needed for what that takes. Without a destructor, as the
-    /// next.
+    /// Whether this thread makes the exception: no other call is needed for what that takes.
     static IS_TELLING: Cell<bool> = const { Cell::new(false) };
     /// Whether a module was imported when this thread looked last, and how many bytes it is given until it looks again.
     /// Without a destructor: threads allocate to their end.
@@ -333,6 +333,9 @@ fn told(py: Python<'_>) -> c_int {
 fn tell_of(py: Python<'_>, raising: &Raising, request: &RequestHandle) -> (bool, u32) {
     if !matches!(raising.runs(py, request.seen().imports_around()), Runs::Own { .. }) {
         return (false, OWED);
+    }
+    if gaps::is_in_one(py).unwrap_or(false) {
+        return (false, if raising.pend() { NOTED } else { OWED }); // a step further it is in none
     }
     let Some(error) = request.seen().overdraft(false) else { return (false, NOT_RAISING) };
     PyErr::from(error).restore(py);

@@ -195,8 +195,7 @@ def test_an_audit_hook_may_forbid_to_watch():
 
 @pytest.mark.parametrize("how", ["trace", "nobody"])
 def test_a_limit_holds_where_another_thread_makes_the_call(how):
-    """What tells a request is called by the next thread that Python runs. Where that was another one, the thread was
-    taken for one that raises already, and small blocks were given without end."""
+    """The next thread that Python runs makes it. Where that was another one, small blocks were given without end."""
     check(
         """
 class Down(Exception): pass

@@ -1,6 +1,6 @@
 //! Jumps backward that CPython's compiler leaves out of the table of a block's handlers, inside of that block.
 //!
-//! CPython makes pending calls there. What one raises leaves the block, without `except`, `finally` and `__exit__`: also a
+//! CPython makes pending calls there. What one raises leaves the block without `except`, `finally` and `__exit__`, as a
 //! signal handler's exception does. The second jump of a loop that ends with an `if` is such a one, since 3.13; before,
 //! an exception at a jump was looked up just before the place that it leads to, where a `NOP` may be.
 
@@ -41,10 +41,10 @@ fn steps_back(steps: &[(u8, u8)], at: usize, jump: Option<u8>, extended: Option<
     Some(bytes.map(|(place, byte)| usize::from(byte) << (8 * place.min(3))).sum())
 }
 
-/// From where to where a handler is for, by instructions. CPython's `Objects/exception_handling_notes.txt`: of numbers of
-/// six bits a byte, the highest first; 64 says that more follow, and 128 where an entry begins.
+/// From where to where a handler is for, by instructions. In CPython's `Objects/exception_handling_notes.txt`: numbers
+/// of six bits a byte, the highest first; 64 says that more follow, and 128 where an entry begins.
 fn covered(table: &[u8]) -> impl Iterator<Item = (usize, usize)> {
-    let mut bytes = table.iter().copied().peekable();
+    let mut bytes = table.iter().copied();
     let mut number = move || {
         let mut byte = bytes.next()?;
         let mut number = usize::from(byte & 63);

@@ -33,12 +33,17 @@ pub(super) struct BreakingOff {
 }
 
 /// An instruction and its argument.
-type Step = (Option<u8>, u8);
+pub(super) type Step = (Option<u8>, u8);
+
+/// The number of the instruction that has this name, if this version has one.
+pub(super) fn numbers(py: Python<'_>) -> PyResult<impl Fn(&str) -> PyResult<Option<u8>>> {
+    let numbers = py.import("opcode")?.getattr("opmap")?.cast_into::<PyDict>()?;
+    Ok(move |name: &str| numbers.get_item(name)?.map(|number| number.extract()).transpose())
+}
 
 impl Instructions {
     fn found(py: Python<'_>) -> PyResult<Self> {
-        let numbers = py.import("opcode")?.getattr("opmap")?.cast_into::<PyDict>()?;
-        let number = |name| numbers.get_item(name)?.map(|number| number.extract()).transpose();
+        let number = numbers(py)?;
         Ok(Self {
             before_with: number("BEFORE_WITH")?,
             before_async_with: number("BEFORE_ASYNC_WITH")?,
@@ -86,7 +91,7 @@ impl Instructions {
 
 /// The instruction that runs, and those before it, the nearest first. Two bytes each, the first one its kind; 0 is room
 /// for a cache, which belongs to the one before.
-fn back_from(code: &[u8], at: usize) -> impl Iterator<Item = Step> {
+pub(super) fn back_from(code: &[u8], at: usize) -> impl Iterator<Item = Step> {
     let until = (at + 2).min(code.len());
     let steps = code[..until].chunks_exact(2).rev().map(|step| (Some(step[0]), step[1]));
     steps.filter(|&(kind, _)| kind != Some(0))

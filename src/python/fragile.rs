@@ -46,6 +46,10 @@ fn noting(py: Python<'_>, python: Loop) -> PyResult<(Bound<'_, PyCFunction>, See
     Ok((note, seen))
 }
 
+fn those_without(functions: &[usize], others: &[usize]) -> impl Iterator<Item = usize> {
+    functions.iter().copied().filter(|function| !others.contains(function))
+}
+
 /// CPython 3.13 counts an item that a dict's table had no memory for, and lets go of what it has not got (mended in
 /// 3.13.6): json's keys and `sys.intern` ended the process. The functions that set a default are between the loop and a
 /// key's `__hash__` there, and not where it is only looked for.
@@ -57,9 +61,8 @@ fn setting_defaults(py: Python<'_>, python: Loop) -> PyResult<Vec<usize>> {
     py.run(c"{}.setdefault(key)", Some(&names), None)?;
     let seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
     let [looking, setting] = &**seen else { return Ok(Vec::new()) };
-    let of_both = setting.iter().copied().filter(|function| !looking.contains(function));
     let public = [c"PyDict_SetDefaultRef", c"PyDict_SetDefault"].into_iter().filter_map(symbol).map(<*mut _>::addr);
-    Ok(of_both.chain(public).collect())
+    Ok(those_without(setting, looking).chain(public).collect())
 }
 
 /// Since 3.12 CPython tells `sys.monitoring` and `sys.settrace` of each line, and of each exception that is handled,
@@ -72,10 +75,11 @@ fn telling_of_events(py: Python<'_>, python: Loop) -> PyResult<Vec<usize>> {
     /// The numbers of tools, those first that CPython has no use of its own for.
     const TOOLS: [u8; 6] = [4, 3, 5, 2, 1, 0];
     let monitoring = py.import("sys")?.getattr("monitoring")?;
-    let is_free = |tool: u8| Ok::<_, PyErr>(monitoring.call_method1("get_tool", (tool,))?.is_none());
     let mut free = None;
     for tool in TOOLS {
-        free = free.or(is_free(tool)?.then_some(tool));
+        if free.is_none() && monitoring.call_method1("get_tool", (tool,))?.is_none() {
+            free = Some(tool);
+        }
     }
     let Some(tool) = free else { return Ok(Vec::new()) };
     let (called, by_the_loop) = noting(py, python)?;
@@ -106,7 +110,5 @@ fn telling_of_events(py: Python<'_>, python: Loop) -> PyResult<Vec<usize>> {
     monitoring.call_method1("free_tool_id", (tool,))?;
     ran.and(ended)?;
     let all_of = |seen: Seen| seen.lock().unwrap_or_else(PoisonError::into_inner).concat();
-    let (others, mut telling) = (all_of(by_the_loop), all_of(by_events));
-    telling.retain(|function| !others.contains(function));
-    Ok(telling)
+    Ok(those_without(&all_of(by_events), &all_of(by_the_loop)).collect())
 }

@@ -4,41 +4,55 @@
 //! signal handler's exception does. The second jump of a loop that ends with an `if` is such a one, since 3.13; before,
 //! an exception at a jump was looked up just before the place that it leads to, where a `NOP` may be.
 
-use super::imported::Imported;
+use super::breaking_off::{Step, back_from, numbers};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict};
+use pyo3::types::PyBytes;
 
-static GET_FRAME: Imported = Imported::new("sys", "_getframe");
-
-/// Whether an exception that is raised now, by a pending call, would leave a block that it is in without its handlers.
-pub(super) fn is_in_one(py: Python<'_>) -> PyResult<bool> {
-    let frame = GET_FRAME.get(py)?.call0()?;
-    let code = frame.getattr("f_code")?;
-    let table = code.getattr("co_exceptiontable")?.cast_into::<PyBytes>()?;
-    if table.as_bytes().is_empty() {
-        return Ok(false);
-    }
-    let at = frame.getattr("f_lasti")?.extract::<usize>()? / 2; // two bytes each
-    let bytes = code.getattr("co_code")?.cast_into::<PyBytes>()?;
-    let numbers = py.import("opcode")?.getattr("opmap")?.cast_into::<PyDict>()?;
-    let number = |name| numbers.get_item(name)?.map(|number| number.extract::<u8>()).transpose();
-    let steps: Vec<(u8, u8)> = bytes.as_bytes().chunks_exact(2).map(|step| (step[0], step[1])).collect();
-    let Some(back) = steps_back(&steps, at, number("JUMP_BACKWARD")?, number("EXTENDED_ARG")?) else {
-        return Ok(false);
-    };
-    let is_covered = |at: usize| covered(table.as_bytes()).any(|(start, end)| (start..end).contains(&at));
-    let target = if py.version_info() < (3, 13) { at + 1 } else { at + 2 }.saturating_sub(back);
-    let looked_up = if py.version_info() < (3, 13) { target.saturating_sub(1) } else { at };
-    // Outside of a block what is around it has no handler either.
-    Ok(!is_covered(looked_up) && [at, at.saturating_sub(1), target].into_iter().any(is_covered))
+/// What tells such a jump from others.
+pub(super) struct Gaps {
+    jump_backward: Option<u8>,
+    extended_arg: Option<u8>,
+    /// Whether the handler is looked up at the jump itself, which has room for a cache then; else in front of where it
+    /// leads.
+    is_looked_up_here: bool,
 }
 
-/// How far the instruction here jumps back, if it does.
-fn steps_back(steps: &[(u8, u8)], at: usize, jump: Option<u8>, extended: Option<u8>) -> Option<usize> {
-    let &(_, low) = steps.get(at).filter(|&&(kind, _)| Some(kind) == jump)?;
-    let higher = steps[..at].iter().rev().take_while(|&&(kind, _)| Some(kind) == extended);
-    let bytes = std::iter::once(low).chain(higher.map(|&(_, byte)| byte)).enumerate();
-    Some(bytes.map(|(place, byte)| usize::from(byte) << (8 * place.min(3))).sum())
+impl Gaps {
+    pub(super) fn found(py: Python<'_>) -> PyResult<Self> {
+        let number = numbers(py)?;
+        Ok(Self {
+            jump_backward: number("JUMP_BACKWARD")?,
+            extended_arg: number("EXTENDED_ARG")?,
+            is_looked_up_here: py.version_info() >= (3, 13),
+        })
+    }
+
+    /// Whether an exception that a pending call raises now would leave a block that this frame is in, and not meet its
+    /// handlers.
+    pub(super) fn have(&self, frame: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let code = frame.getattr("f_code")?;
+        let table = code.getattr("co_exceptiontable")?.cast_into::<PyBytes>()?;
+        if table.as_bytes().is_empty() {
+            return Ok(false);
+        }
+        let steps = code.getattr("co_code")?.cast_into::<PyBytes>()?;
+        let byte: usize = frame.getattr("f_lasti")?.extract()?;
+        let Some(back) = self.steps_back(back_from(steps.as_bytes(), byte)) else { return Ok(false) };
+        let at = byte / 2; // two bytes each
+        let target = (at + 1 + usize::from(self.is_looked_up_here)).saturating_sub(back);
+        let looked_up = if self.is_looked_up_here { at } else { target.saturating_sub(1) };
+        let is_covered = |at: usize| covered(table.as_bytes()).any(|(start, end)| (start..end).contains(&at));
+        // Outside of a block what is around it has no handler either.
+        Ok(!is_covered(looked_up) && [at, at.saturating_sub(1), target].into_iter().any(is_covered))
+    }
+
+    /// How far the first of these instructions, behind which those before it come, jumps back, if it does.
+    fn steps_back(&self, mut steps: impl Iterator<Item = Step>) -> Option<usize> {
+        let (_, low) = steps.next().filter(|&(kind, _)| kind == self.jump_backward)?;
+        let higher = steps.take_while(|&(kind, _)| kind == self.extended_arg).map(|(_, byte)| byte);
+        let bytes = std::iter::once(low).chain(higher).enumerate();
+        Some(bytes.map(|(place, byte)| usize::from(byte) << (8 * place.min(3))).sum())
+    }
 }
 
 /// From where to where a handler is for, by instructions. In CPython's `Objects/exception_handling_notes.txt`: numbers
@@ -62,7 +76,7 @@ fn covered(table: &[u8]) -> impl Iterator<Item = (usize, usize)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{covered, steps_back};
+    use super::{Gaps, back_from, covered};
 
     #[test]
     fn a_table_is_read_as_cpython_writes_it() {
@@ -73,8 +87,9 @@ mod tests {
 
     #[test]
     fn a_long_jump_is_in_two_instructions() {
-        let steps = [(9, 0), (144, 1), (140, 4), (9, 0)];
-        assert_eq!(steps_back(&steps, 2, Some(140), Some(144)), Some(260));
-        assert_eq!(steps_back(&steps, 3, Some(140), Some(144)), None);
+        let code = [9, 0, 144, 1, 140, 4, 9, 0];
+        let gaps = Gaps { jump_backward: Some(140), extended_arg: Some(144), is_looked_up_here: true };
+        assert_eq!(gaps.steps_back(back_from(&code, 4)), Some(260));
+        assert_eq!(gaps.steps_back(back_from(&code, 6)), None);
     }
 }

@@ -12,7 +12,7 @@
 use super::asyncio::losing::{has_a_loop, is_of_a_loop};
 use super::attached;
 use super::breaking_off::{self, BreakingOff};
-use super::gaps;
+use super::gaps::Gaps;
 use super::imported::{Imported, module};
 use super::observed::Observed;
 use super::pending::SetAside;
@@ -22,7 +22,7 @@ use crate::handler::Handler;
 use crate::handler::requests::{Begun, Payer, RequestHandle, imports_around, is_untold, payer_of};
 use crate::python::interned::intern;
 use crate::sync::Made;
-use crate::whole::{NOT_RAISING, NOTED, OWED, RAISED, RAISING as IS_RAISING, REFUSES};
+use crate::whole::{NOT_RAISING, NOTED, OWED, RAISED, RAISING as IS_RAISING, REFUSES, TELLING};
 use crate::whole::{Python as Loop, Runs, Thread, extent, handler_of, is_called_outside_of, word_of};
 use pyo3::exceptions::PyMemoryError;
 use pyo3::ffi;
@@ -50,6 +50,7 @@ struct Raising {
     ident: GetIdent,
     set: SetAsync,
     breaking_off: BreakingOff,
+    gaps: Gaps,
     /// `None`: what observes is taken for the request's own code.
     observed: Option<Observed>,
     pend: Option<AddPending>,
@@ -111,7 +112,7 @@ pub(super) fn prepare(
     let pend = symbol(c"Py_AddPendingCall").map(|found| unsafe { transmute::<*mut c_void, AddPending>(found) });
     let file: String = py.import("ctxalloc")?.getattr("__file__")?.extract()?;
     let folder = file.trim_end_matches(|character| character != '/').to_owned();
-    let breaking_off = BreakingOff::prepared(py, folder)?;
+    let (breaking_off, gaps) = (BreakingOff::prepared(py, folder)?, Gaps::found(py)?);
     let observed = Observed::found(py);
     let pend_any = if py.version_info() < (3, 12) { None } else { symbol(c"_PyEval_AddPendingCall") }.map(|found| {
         // SAFETY: `int f(PyInterpreterState *, int (*)(void *), void *, int)` since 3.12. This thread is attached.
@@ -126,6 +127,7 @@ pub(super) fn prepare(
         ident,
         set,
         breaking_off,
+        gaps,
         observed,
         pend,
         pend_any,
@@ -159,6 +161,11 @@ impl Raising {
         self.observed.as_ref().is_some_and(|observed| observed.is_running(py))
     }
 
+    /// Whether an exception that is raised now would pass by handlers.
+    fn is_in_gap(&self, py: Python<'_>) -> PyResult<bool> {
+        self.gaps.have(&GET_FRAME.get(py)?.call0()?)
+    }
+
     /// Whether Python can be made to call [`tell`] on this thread.
     fn pends(&self) -> bool {
         self.pend_any.is_some() || (self.pend.is_some() && is_main_thread())
@@ -186,8 +193,6 @@ pub(super) fn tells_soon() -> bool {
 }
 
 thread_local! {
-    /// Whether this thread makes the exception: no other call is needed for what that takes.
-    static IS_TELLING: Cell<bool> = const { Cell::new(false) };
     /// Whether a module was imported when this thread looked last, and how many bytes it is given until it looks again.
     /// Without a destructor: threads allocate to their end.
     static IMPORTED: Cell<(bool, usize)> = const { Cell::new((false, 0)) };
@@ -239,7 +244,7 @@ fn may_set() -> bool {
 pub(super) fn overdrawn(thread: &mut Thread, payer: Payer, is_small: bool) {
     let Some(raising) = RAISING.get() else { return };
     // Another thread may have made the call that was for this one.
-    let is_perhaps_lost = raising.pends() && !is_main_thread() && !IS_TELLING.get();
+    let is_perhaps_lost = raising.pends() && !is_main_thread();
     if thread.raising == NOTED && !is_small && !is_perhaps_lost {
         thread.raising = IS_RAISING;
         return;
@@ -318,10 +323,8 @@ fn told(py: Python<'_>) -> c_int {
         become_(NOT_RAISING); // others run, or somebody told it; its end tells too
         return 0;
     };
-    become_(IS_RAISING); // what is made from here on is not refused
-    IS_TELLING.set(true);
+    become_(TELLING);
     let (is_raised, state) = tell_of(py, raising, &request);
-    IS_TELLING.set(false);
     become_(state);
     if state == OWED {
         own(Thread::look_soon); // with the next block, which may be its own code's
@@ -334,7 +337,7 @@ fn tell_of(py: Python<'_>, raising: &Raising, request: &RequestHandle) -> (bool,
     if !matches!(raising.runs(py, request.seen().imports_around()), Runs::Own { .. }) {
         return (false, OWED);
     }
-    if gaps::is_in_one(py).unwrap_or(false) {
+    if raising.is_in_gap(py).unwrap_or(false) {
         return (false, if raising.pend() { NOTED } else { OWED }); // a step further it is in none
     }
     let Some(error) = request.seen().overdraft(false) else { return (false, NOT_RAISING) };

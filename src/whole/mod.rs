@@ -30,7 +30,7 @@ pub(crate) use decide::{Binding, Profile, Runs, profile};
 pub(crate) use nobodys::by_group;
 pub(crate) use python::{Python, extent, file_of};
 pub(crate) use shared::{Allocator, Attach, AttachArrow, GetThread, Hook, Kind, Library, Thread};
-pub(crate) use shared::{NOT_RAISING, NOTED, OWED, RAISED, RAISING, REFUSES, handler_of, word_of};
+pub(crate) use shared::{NOT_RAISING, NOTED, OWED, RAISED, RAISING, REFUSES, TELLING, handler_of, word_of};
 pub(crate) use walk::is_called_outside_of;
 
 use crate::handler::requests::ask_for_imports;

@@ -40,8 +40,7 @@ pub(crate) struct Thread {
     pub(super) busy: u32,
     pub(super) object: u32,
     pub(super) resize: u32,
-    /// [`NOT_RAISING`], [`RAISING`], [`OWED`], [`RAISED`], [`NOTED`] or
-    /// [`REFUSES`].
+    /// [`NOT_RAISING`], [`RAISING`], [`OWED`], [`RAISED`], [`NOTED`], [`REFUSES`] or [`TELLING`].
     pub(crate) raising: u32,
     /// The handler of the whole request that Python code runs in on this thread, which sees to it that no exception
     /// that is set for it comes after its end; 0: there is none.
@@ -117,7 +116,7 @@ impl Thread {
             self.raising = NOT_RAISING;
             return true;
         }
-        self.raising == RAISING
+        matches!(self.raising, RAISING | TELLING)
     }
 }
 
@@ -134,6 +133,8 @@ pub(crate) const NOTED: u32 = 4;
 /// A block was given beyond a limit, and nobody can be told as its code goes on: the next small one that its own code
 /// asks for is refused.
 pub(crate) const REFUSES: u32 = 5;
+/// One is made now, by a call that asks for no other.
+pub(crate) const TELLING: u32 = 6;
 
 /// A handler as [`Thread`] keeps it.
 pub(crate) fn word_of(handler: Handler) -> u64 {

@@ -26,6 +26,7 @@ begin = lambda: getattr(sys, f"set{how}")(observe)
 end = lambda: getattr(sys, f"set{how}")(None)
 """
 
+needs_monitoring = pytest.mark.skipif(not hasattr(sys, "monitoring"), reason="sys.monitoring: since CPython 3.12")
 WAYS = pytest.mark.parametrize("how", ["trace", "profile"])
 
 
@@ -100,11 +101,9 @@ assert not problems, problems
     )
 
 
-@pytest.mark.parametrize("how", ["trace", "monitoring"])
+@pytest.mark.parametrize("how", ["trace", pytest.param("monitoring", marks=needs_monitoring)])
 def test_no_handler_is_skipped_where_an_event_is_told_of(how):
     """CPython makes numbers and a frame for each event; refused there, it left a block before its handler had begun."""
-    if how == "monitoring" and not hasattr(sys, "monitoring"):
-        pytest.skip("sys.monitoring: since CPython 3.12")
     check(
         """
 class Down(Exception): pass
@@ -171,7 +170,7 @@ assert sum(number >= 35 for number in caught) > len(caught) / 2 == 30, caught
     )
 
 
-@pytest.mark.skipif(not hasattr(sys, "monitoring"), reason="sys.monitoring: since CPython 3.12")
+@needs_monitoring
 def test_an_audit_hook_may_forbid_to_watch():
     """It forbids also us, who watch some lines of our own to learn which functions tell of events."""
     check("""

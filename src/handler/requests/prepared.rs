@@ -138,7 +138,7 @@ impl Prepared {
         chain.count_parts(around, terms.is_whole);
         if terms.reserves_by_history {
             // More than a budget has could never be had, and nothing would ever be learned.
-            let most = chain.above().iter().map(|account| account.limit_bytes()).min();
+            let most = chain.least_limit_above();
             terms.reserve_bytes = terms.reserve_bytes.map(|bytes| most.map_or(bytes, |most| bytes.min(most)));
         }
         let payer = if terms.is_whole { None } else { outer.as_ref().and_then(payer_around) };

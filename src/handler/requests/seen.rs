@@ -125,7 +125,7 @@ impl Seen {
     #[cfg(feature = "python")]
     #[must_use]
     pub(crate) fn least_limit_above(&self) -> usize {
-        self.chain.above().iter().map(|account| account.limit_bytes()).min().unwrap_or(usize::MAX)
+        self.chain.least_limit_above().unwrap_or(usize::MAX)
     }
 
     /// [`Error::BudgetExceeded`] for blocks that were given beyond a limit, since their callers do not survive a

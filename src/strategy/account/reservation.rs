@@ -134,6 +134,11 @@ impl Chain {
         self.accounts().get(1..).unwrap_or_default()
     }
 
+    /// The lowest of their limits; `None`: there are none.
+    pub(crate) fn least_limit_above(&self) -> Option<usize> {
+        self.above().iter().map(|account| account.limit_bytes()).min()
+    }
+
     /// The account that can never give so many bytes, however little is in use, if any.
     pub(crate) fn never_fits(&self, bytes: usize) -> Option<&Arc<Account>> {
         let (mut promises, mut draws) = (false, false);

@@ -239,12 +239,19 @@ fn may_set() -> bool {
     !has_a_loop(py).unwrap_or(true) || !is_of_a_loop(py)
 }
 
-/// This thread was given a block beyond a limit of this request's: a small one, or another. Called in the middle
-/// of an allocation.
+/// This thread was given a block beyond a limit of this request's: a small one, or another; or a small one while it is
+/// about to be told. Called in the middle of an allocation.
 pub(super) fn overdrawn(thread: &mut Thread, payer: Payer, is_small: bool) {
     let Some(raising) = RAISING.get() else { return };
     // Another thread may have made the call that was for this one.
     let is_perhaps_lost = raising.pends() && !is_main_thread();
+    if !payer.is_untold() {
+        // A refusal told it meanwhile, and what comes after that is refused again.
+        if thread.raising == IS_RAISING && is_perhaps_lost {
+            thread.raising = NOT_RAISING;
+        }
+        return;
+    }
     if thread.raising == NOTED && !is_small && !is_perhaps_lost {
         thread.raising = IS_RAISING;
         return;

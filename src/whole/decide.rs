@@ -7,7 +7,9 @@ use super::place::{Places, Record};
 pub(super) use super::sampling::EXACT_FROM;
 use super::sampling::{counted, taken, weight_of_sample};
 use super::shared::handler_of;
-use super::shared::{DONE, GROWN, Kind, NOT_RAISING, NOTED, OWED, PASS, RAISED, REFUSED, REFUSES, Thread, ZEROED};
+use super::shared::{
+    DONE, GROWN, Kind, NOT_RAISING, NOTED, OWED, PASS, RAISED, RAISING, REFUSED, REFUSES, Thread, ZEROED,
+};
 use super::walk::{self, Answer};
 use super::{python::Python, range};
 use crate::handler::Handler;
@@ -306,7 +308,7 @@ impl Decider {
             }
         } else if let Charged::To(payer) = charged
             && is_small
-            && payer.is_untold()
+            && (payer.is_untold() || thread.0.raising == RAISING)
         {
             self.overdrawn(thread.0, payer, true);
         }

@@ -194,7 +194,10 @@ def test_an_audit_hook_may_forbid_to_watch():
 
 @pytest.mark.parametrize("how", ["trace", "nobody"])
 def test_a_limit_holds_where_another_thread_makes_the_call(how):
-    """The next thread that Python runs makes it. Where that was another one, small blocks were given without end."""
+    """The next thread that Python runs makes it. Where that was another one, small blocks were given without end.
+
+    And where a refusal told the request meanwhile, the thread went on as if it were about to be told.
+    """
     check(
         """
 class Down(Exception): pass
@@ -227,7 +230,7 @@ async def main():
 def many():
     if sys.argv[1] == "trace":
         sys.settrace(tracing)
-    for _ in range(12):
+    for _ in range(40):
         if not endless:
             asyncio.run(main())
     sys.settrace(None)
@@ -236,7 +239,7 @@ threads = [threading.Thread(target=many) for _ in range(2)]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
 assert not endless, (endless, max(peaks))
-assert max(peaks) < 2 * MiB, max(peaks)
+assert max(peaks) < MiB, max(peaks)
 """,
         how,
     )

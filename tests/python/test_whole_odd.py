@@ -140,6 +140,7 @@ def test_python_counts_its_blocks_as_it_does_without():
         with ctxalloc.request(whole=True) as other:
             grown = [bytearray(400) for _ in range(20_000)]
         with ctxalloc.request(whole=True) as request:
+            gc.collect()  # what was garbage before
             before = sys.getallocatedblocks()
             for _ in range(20):
                 kept = [[n] for n in range(50_000)]

@@ -9,6 +9,9 @@ use super::geometry::PAGE;
 pub(super) const ALIGN: usize = 64;
 /// The largest small block, in bytes.
 pub(super) const MAX: usize = 256 << 10;
+/// The largest block that is cut from a span, in bytes. Those above are cut from the extents, as large ones: their
+/// memory serves blocks of any size once they come back.
+const SPANNED: usize = 128 << 10;
 /// The number of classes: 8 linear ones, and 4 for each of the 9 doublings from 512 to 256 Ki.
 pub(super) const COUNT: usize = 8 + 4 * 9;
 
@@ -65,6 +68,12 @@ pub(super) const fn bytes(class: usize) -> usize {
     }
     let (doubling, quarter) = ((class - 8) / 4 + 9, (class - 8) % 4);
     (1 << doubling) + ((quarter + 1) << (doubling - 2))
+}
+
+/// Whether a pool's blocks of `class` are cut from its extents, and not from spans. An arena's all lie in spans.
+#[inline]
+pub(super) const fn is_joined(class: usize) -> bool {
+    bytes(class) > SPANNED
 }
 
 /// The number of pages in a span of `class`: room for at least four blocks, with at most an eighth wasted.

@@ -242,7 +242,10 @@ impl Extents {
         }
         self.mapped_pages -= chunk.pages;
         self.dirty_pages -= chunk.dirty_pages();
-        chunk.regions().for_each(region::give_records);
+        for region in chunk.regions() {
+            region.close();
+            region::give_records(region);
+        }
         // SAFETY: `map` mapped it with this size, and nobody has a block in it.
         unsafe { source.unmap(chunk.start, chunk.pages * PAGE) };
     }

@@ -10,7 +10,7 @@ use super::large::{Large, Taking};
 use super::options::{PoolOptions, Retention};
 use super::region::{self, Region};
 use super::span::Span;
-use super::{clock, idle, local};
+use super::{classes, clock, idle, local};
 use crate::source::{Pages, pages};
 use crate::sync::{ForkLock, HeldAcrossFork, HeldUntilDropped, hold_across_fork_until};
 use std::ptr::NonNull;
@@ -68,6 +68,20 @@ impl<P: Pages> Inner<P> {
                 huge.blocks.allocate(&*huge.source, size_bytes, taking)
             }
             _ => self.large.allocate(&self.heap.source, size_bytes, taking),
+        }
+    }
+
+    /// A small block of a [joined](classes::is_joined) class.
+    pub(super) fn allocate_joined(&self, class: usize) -> Option<NonNull<u8>> {
+        self.large.allocate_of(&self.heap.source, class)
+    }
+
+    /// Takes blocks of `class` back that a thread released and does not keep. As [`give`](Home::give), but that memory
+    /// may go to the system.
+    pub(super) fn take_back(&self, class: usize, blocks: &mut [NonNull<u8>]) {
+        self.give(class, blocks);
+        if classes::is_joined(class) {
+            self.large.keep_within(&self.heap.source);
         }
     }
 
@@ -151,7 +165,13 @@ impl<P: Pages> Inner<P> {
 
 impl<P: Pages> Home for Inner<P> {
     fn give(&self, class: usize, blocks: &mut [NonNull<u8>]) {
-        if self.central.give(&self.heap, class, blocks) {
+        let is_emptied = if classes::is_joined(class) {
+            self.large.give(blocks);
+            true
+        } else {
+            self.central.give(&self.heap, class, blocks)
+        };
+        if is_emptied {
             self.noted.note();
         }
     }

@@ -8,11 +8,14 @@
 //! Under the lock a source maps, unmaps and discards; its panic leaves the lists whole. It commits, empties and clears
 //! outside: the block is nobody's yet, and lost if it panics.
 
+mod given;
+mod joined;
 mod refused;
 mod resize;
 #[cfg(test)]
 mod told;
 
+use given::Given;
 pub(super) use resize::LEFT_FROM;
 
 use super::classes;
@@ -46,6 +49,8 @@ const MAX_PAGES: usize = (1 << 46) / PAGE;
 #[derive(Debug)]
 pub(super) struct Large {
     store: Locked<Store>,
+    /// What came back and is not in the store yet.
+    given: Given,
     grain_pages: usize,
     retention: Retention,
 }
@@ -103,7 +108,7 @@ impl Large {
             look_again: now(),
             warm_bytes: None,
         };
-        Self { store: Locked::new(store), grain_pages, retention }
+        Self { store: Locked::new(store), given: Given::default(), grain_pages, retention }
     }
 
     pub(super) fn allocate<P: Pages + ?Sized>(
@@ -112,7 +117,7 @@ impl Large {
         size_bytes: usize,
         taking: Taking,
     ) -> Option<NonNull<u8>> {
-        debug_assert!(size_bytes > classes::MAX || (size_bytes > 0 && taking == Taking::ToGrow));
+        debug_assert!(size_bytes > 0);
         if taking == Taking::AsItIs
             && let Some(block) = self.take_recent(size_bytes)
         {
@@ -133,7 +138,7 @@ impl Large {
     #[inline]
     pub(super) fn take_recent(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         let pages = size_bytes.div_ceil(PAGE).next_multiple_of(self.grain_pages);
-        self.store.with(|store| {
+        self.with(|store| {
             let Recent { block, run, .. } = store.take_recent(pages)?;
             store.lend(run);
             Some(block)
@@ -142,7 +147,7 @@ impl Large {
 
     fn try_allocate<P: Pages + ?Sized>(&self, source: &P, pages: usize, taking: Taking) -> Option<NonNull<u8>> {
         let zeroed = taking == Taking::Zeroed;
-        let (block, run, dirty, is_fit) = self.store.with(|store| {
+        let (block, run, dirty, is_fit) = self.with(|store| {
             // Where it may be as it is, `allocate` has looked.
             if zeroed && let Some(Recent { block, run, .. }) = store.take_recent(pages) {
                 store.lend(run);
@@ -162,7 +167,7 @@ impl Large {
             // The dirty pages were committed, the others are not. After the discard none is.
             // SAFETY: the same pages; nobody needs their contents.
             let emptied = unsafe { source.discard(block, run.bytes()) };
-            self.store.with(|store| store.take_back_uncommitted(run, emptied, &dirty));
+            self.with(|store| store.take_back_uncommitted(run, emptied, &dirty));
             return None;
         }
         for dirty in dirty.into_iter().filter(|_| zeroed) {
@@ -174,7 +179,7 @@ impl Large {
                     || source.clear(place, dirty.bytes())
             };
             if !is_zero {
-                self.store.with(|store| store.take_back(run));
+                self.with(|store| store.take_back(run));
                 return None;
             }
         }
@@ -190,28 +195,22 @@ impl Large {
     /// Takes a live large block back.
     pub(super) fn release<P: Pages + ?Sized>(&self, source: &P, block: NonNull<u8>) {
         let _unattributed = unattributed();
-        let address = block.addr().get();
-        // SAFETY: the callers pass a live block of this pool, so its region is in the map.
-        let record = unsafe { region::find(address) };
-        let run = Run { first: address / PAGE, pages: record.large_pages_at(address) };
-        self.release_at(source, block, run, now());
+        self.release_at(source, block, run_of(block), now());
     }
 
     fn release_at<P: Pages + ?Sized>(&self, source: &P, block: NonNull<u8>, run: Run, now: Duration) {
-        self.store.with(|store| {
+        self.release_with(source, now, |store| store.put(block, run, now));
+    }
+
+    /// What `put` takes back is there for the next one, and what is old or too much goes to the system.
+    fn release_with<P: Pages + ?Sized>(&self, source: &P, now: Duration, put: impl FnOnce(&mut Store)) {
+        self.with(|store| {
             let (is_due, decay) = (now >= store.look_again, self.retention.decay());
             if is_due {
                 store.turn(now, decay);
                 store.join_recent();
             }
-            store.recent.push(Recent { block, run, since: now });
-            store.recent_bytes += run.bytes();
-            let before_bytes = store.live_bytes;
-            store.live_bytes -= run.bytes();
-            store.demand.fall(before_bytes, store.live_bytes, now);
-            if store.recent.len() > RECENT {
-                store.join_recent();
-            }
+            put(store);
             // The source is called once the block is back: where it panics, nothing is lost.
             if is_due {
                 note_released(store.extents.purge(source, now.saturating_sub(decay), Grain::Page));
@@ -229,7 +228,7 @@ impl Large {
         let mut is_done = false;
         // A few pages at a time, so that other threads get the lock.
         while !is_done {
-            is_done = self.store.with(|store| {
+            is_done = self.with(|store| {
                 store.turn(now, decay);
                 store.join_recent();
                 let (released, is_done) = store.extents.purge_some(source, moment, Grain::Page, AT_A_TIME);
@@ -237,29 +236,29 @@ impl Large {
                 is_done
             });
         }
-        self.store.with(|store| store.extents.has_dirty_since(moment)).then(|| now + decay / 8)
+        self.with(|store| store.extents.has_dirty_since(moment)).then(|| now + decay / 8)
     }
 
     pub(super) fn kept(&self) -> PoolBytes {
-        self.store.with(|store| PoolBytes {
+        self.with(|store| PoolBytes {
             in_use: store.live_bytes,
             warm: store.recent_bytes + store.extents.dirty_bytes(),
         })
     }
 
     pub(super) fn for_each_mapping(&self, visit: &mut dyn FnMut(usize, usize)) {
-        self.store.with(|store| store.extents.for_each_mapping(visit));
+        self.with(|store| store.extents.for_each_mapping(visit));
     }
 
     /// Returns all unused memory to the system. Returns how many bytes.
     pub(super) fn trim<P: Pages + ?Sized>(&self, source: &P) -> usize {
         let _unattributed = unattributed();
-        self.store.with(|store| store.trim(source))
+        self.with(|store| store.trim(source))
     }
 
     /// Unmaps everything. The pool is dropped, so its blocks are all gone.
     pub(super) fn close<P: Pages + ?Sized>(&self, source: &P) {
-        self.store.with(|store| store.extents.close(source));
+        self.with(|store| store.extents.close(source));
     }
 
     pub(super) fn lock(&self) -> &ForkLock {
@@ -267,7 +266,27 @@ impl Large {
     }
 }
 
+/// The run of a live large block.
+fn run_of(block: NonNull<u8>) -> Run {
+    let address = block.addr().get();
+    // SAFETY: the callers pass a live block of a pool, so its region is in the map.
+    let record = unsafe { region::find(address) };
+    Run { first: address / PAGE, pages: record.large_pages_at(address) }
+}
+
 impl Store {
+    /// Takes a block back.
+    fn put(&mut self, block: NonNull<u8>, run: Run, now: Duration) {
+        self.recent.push(Recent { block, run, since: now });
+        self.recent_bytes += run.bytes();
+        let before_bytes = self.live_bytes;
+        self.live_bytes -= run.bytes();
+        self.demand.fall(before_bytes, self.live_bytes, now);
+        if self.recent.len() > RECENT {
+            self.join_recent();
+        }
+    }
+
     /// Begins another moment if the present one, an eighth of `decay`, is over.
     fn turn(&mut self, now: Duration, decay: Duration) {
         if now >= self.look_again {

@@ -6,6 +6,8 @@
 //!                       and shard)
 //!   large blocks (> 256 KiB) ──► the last few that came back ──► extents (one lock) ──► Pages
 //! ```
+//! Blocks above 128 KiB are in a thread's cache as small ones, but come from the extents as large ones.
+//!
 //! `classes` has the sizes, `region` and `span` the record of each block, `heap` the pages, `central` the central free
 //! lists of the classes, `cache` the threads' caches (`local`: the running thread's; `idle`: those of others), `large`,
 //! `extents` and `growing` the large blocks, `bits` runs of pages as bits, `inner` all of that for one pool. `sized`
@@ -163,6 +165,9 @@ impl<P: Pages> Pool<P> {
         let inner = &*self.inner;
         inner.look();
         self.grow_cache(class);
+        if classes::is_joined(class) {
+            return inner.allocate_joined(class);
+        }
         let mut batch = NO_BLOCKS;
         let wanted = local::with(&inner.number, |cache| cache.batch(class)).unwrap_or(1);
         let count = inner.central.take(&inner.heap, local::shard(), class, &mut batch[..wanted]);
@@ -190,10 +195,10 @@ impl<P: Pages> Pool<P> {
         })
         .unwrap_or(false);
         if spilled > 0 {
-            inner.give(class, &mut batch[..spilled]);
+            inner.take_back(class, &mut batch[..spilled]);
         }
         if !kept {
-            inner.give(class, &mut [block]);
+            inner.take_back(class, &mut [block]);
         }
     }
 

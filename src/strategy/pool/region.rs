@@ -190,6 +190,22 @@ impl Region {
         self.large[page_of(address)].store(pages as u32, Ordering::Relaxed);
     }
 
+    /// Notes that the large block at this address is one of `class` from now on, or is large again.
+    pub(super) fn set_class(&self, address: usize, class: Option<usize>) {
+        let word = class.map_or(LARGE, |class| class as u16 + 1);
+        self.classes[page_of(address)].store(word, Ordering::Relaxed);
+    }
+
+    /// The block at this address of this region.
+    pub(super) fn block_at(&self, address: usize) -> Option<NonNull<u8>> {
+        NonNull::new(self.start.load(Ordering::Relaxed).with_addr(address))
+    }
+
+    /// A word for the large block that starts at this address, while nobody has it.
+    pub(super) fn link_at(&self, address: usize) -> &AtomicU64 {
+        &self.requested_large[page_of(address)]
+    }
+
     /// The class of the small block at this address; `None` if the block is large.
     #[inline(always)]
     pub(super) fn class_at(&self, address: usize) -> Option<usize> {

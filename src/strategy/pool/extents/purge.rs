@@ -47,7 +47,8 @@ impl Extents {
                 left_pages -= chunk.dirty_pages();
                 continue;
             }
-            for (number, Region { dirt, .. }) in chunk.regions().enumerate() {
+            for (number, region) in chunk.regions().enumerate() {
+                let Region { dirt, .. } = region;
                 let old = if dirt.since() < moment { granules(dirt.bits(), grain) } else { 0 };
                 for (skip, pages) in runs(old) {
                     if left_pages == 0 {
@@ -58,6 +59,7 @@ impl Extents {
                     let emptied =
                         unsafe { source.discard(chunk.start.add((number * PAGES + skip) * PAGE), pages * PAGE) };
                     if emptied {
+                        region.forget_requested(skip, pages);
                         dirt.set_bits(dirt.bits() & !mask(skip, pages));
                         self.dirty_pages -= pages;
                         left_pages = left_pages.saturating_sub(pages);

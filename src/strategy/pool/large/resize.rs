@@ -75,7 +75,7 @@ impl Large {
         run: Run,
         pages: usize,
     ) -> Growth {
-        let taken = self.store.with(|store| {
+        let taken = self.with(|store| {
             store.join_recent();
             let more = store.extents.take_behind(run, pages - run.pages)?;
             let place = store.extents.place(more);
@@ -90,7 +90,7 @@ impl Large {
         if !is_fit && !unsafe { source.commit(place, more.bytes()) } {
             // SAFETY: the same pages; nobody needs their contents.
             let emptied = unsafe { source.discard(place, more.bytes()) };
-            self.store.with(|store| {
+            self.with(|store| {
                 store.growing.goes_on(more.first + more.pages, more.first);
                 store.take_back_uncommitted(more, emptied, &dirty);
             });
@@ -104,7 +104,7 @@ impl Large {
         let rest = Run { first: run.first + pages, pages: run.pages - pages };
         record.assign_large(block.addr().get(), pages);
         // It comes back as a block would.
-        let place = self.store.with(|store| {
+        let place = self.with(|store| {
             let place = store.extents.place(rest);
             store.extents.record(rest).assign_large(place.addr().get(), rest.pages);
             place
@@ -125,7 +125,7 @@ impl Large {
         // SAFETY: these pages are the end of the block, whose contents nobody needs (the callers say so).
         let emptied = survived(|| unsafe { source.discard(block.add(self.grain_pages * PAGE), rest.bytes()) });
         record.assign_large(address, self.grain_pages);
-        self.store.with(|store| store.take_back_uncommitted(rest, emptied == Some(true), &[rest]));
+        self.with(|store| store.take_back_uncommitted(rest, emptied == Some(true), &[rest]));
     }
 }
 

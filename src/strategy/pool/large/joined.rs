@@ -24,6 +24,7 @@ impl Large {
 
     #[cold]
     fn take_all_given(&self, store: &mut Store) {
+        let _unattributed = unattributed();
         let now = now();
         for block in self.given.take_all() {
             store.put(block, run_of(block), now);
@@ -48,7 +49,6 @@ impl Large {
             unsafe { region::find(address) }.set_class(address, None);
             self.given.push(block);
         }
-        let _unattributed = unattributed();
         self.store.try_with(|store| self.take_given(store));
     }
 

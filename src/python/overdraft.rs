@@ -171,6 +171,11 @@ impl Raising {
         self.pend_any.is_some() || (self.pend.is_some() && is_main_thread())
     }
 
+    /// Whether the next thread that Python runs, which makes the call, is this one.
+    fn is_next(&self) -> bool {
+        (self.pend.is_some() && is_main_thread()) || (self.is_attached)()
+    }
+
     /// Makes it. False: not now.
     fn pend(&self) -> bool {
         if let Some(pend) = self.pend.filter(|_| is_main_thread()) {
@@ -178,8 +183,7 @@ impl Raising {
             return unsafe { pend(tell, null_mut()) } == 0;
         }
         let Some(AnyThreads { add, interpreter }) = &self.pend_any else { return false };
-        // The next thread that Python runs makes the call: this one, if it has the GIL.
-        if !(self.is_attached)() || !is_called_outside_of(self.python, &self.locked) {
+        if !is_called_outside_of(self.python, &self.locked) {
             return false;
         }
         // SAFETY: any thread may call it; it takes the lock of the thread states, which is not held here.
@@ -259,7 +263,8 @@ pub(super) fn overdrawn(thread: &mut Thread, payer: Payer, is_small: bool) {
     // Its own code runs, or that of a request inside of it which counts its arrays only.
     let pays_for = |word| handler_of(word).is_some_and(|handler| payer.pays_for(handler));
     let is_idle = matches!(thread.raising, NOT_RAISING | RAISED | REFUSES)
-        || (matches!(thread.raising, NOTED | IS_RAISING) && is_perhaps_lost);
+        || (matches!(thread.raising, NOTED | IS_RAISING) && is_perhaps_lost)
+        || (thread.raising == OWED && is_perhaps_lost && !is_small);
     let may_be_told = || raising.pends() || (!is_small && pays_for(thread.guard) && may_set());
     if is_idle && pays_for(thread.account) && may_be_told() {
         set(raising, thread, if is_small { NOTED } else { IS_RAISING });
@@ -268,8 +273,10 @@ pub(super) fn overdrawn(thread: &mut Thread, payer: Payer, is_small: bool) {
 
 /// Sets the exception that this thread owes.
 pub(super) fn raise(thread: &mut Thread) {
-    // While a module is imported it stays owed.
-    if let Some(raising) = RAISING.get().filter(|_| thread.raising == OWED && !still_imports(1)) {
+    // While a module is imported it stays owed. Without the GIL `overdrawn` has asked for what can be had.
+    if let Some(raising) = RAISING.get().filter(|_| thread.raising == OWED && !still_imports(1))
+        && (!raising.pends() || raising.is_next())
+    {
         set(raising, thread, IS_RAISING);
     }
 }
@@ -281,7 +288,8 @@ static GET_FRAME: Imported = Imported::new("sys", "_getframe");
 fn set(raising: &Raising, thread: &mut Thread, state: u32) {
     thread.raising = OWED;
     if raising.pends() {
-        if raising.pend() {
+        // Where this thread is not the next, another one may make the call, and this one still owes it.
+        if raising.pend() && raising.is_next() {
             thread.raising = state;
         }
         return;
@@ -315,7 +323,7 @@ extern "C" fn tell(_: *mut c_void) -> c_int {
 }
 
 fn told(py: Python<'_>) -> c_int {
-    let is_noted = own(|thread| matches!(thread.raising, NOTED | IS_RAISING)).unwrap_or(false);
+    let is_noted = own(|thread| matches!(thread.raising, NOTED | IS_RAISING | OWED)).unwrap_or(false);
     let Some(raising) = RAISING.get().filter(|_| is_noted) else { return 0 };
     let become_ = |state| own(|thread| thread.raising = state);
     if raising.is_observing(py) {

@@ -6,12 +6,10 @@ pub(super) use super::place::ALIGN;
 use super::place::{Places, Record};
 pub(super) use super::sampling::EXACT_FROM;
 use super::sampling::{counted, taken, weight_of_sample};
-use super::shared::handler_of;
 use super::shared::{
-    DONE, GROWN, Kind, NOT_RAISING, NOTED, OWED, PASS, RAISED, RAISING, REFUSED, REFUSES, Thread, ZEROED,
+    DONE, GROWN, Kind, NOT_RAISING, NOTED, OWED, PASS, RAISED, RAISING, REFUSED, REFUSES, Thread, ZEROED, handler_of,
 };
-use super::walk::{self, Answer};
-use super::{python::Python, range};
+use super::{python::Python, range, walk, walk::Answer};
 use crate::handler::Handler;
 use crate::handler::requests::{
     Beyond, Charged, Payer, charge, imports_around, is_counted, is_refused, is_untold, may_import, tell_by_null,

@@ -384,3 +384,27 @@ def test_a_cancelled_application_is_not_sought_out_while_it_cleans_up() -> None:
     """,
         str(Path(__file__).parent),
     )
+
+
+def test_a_thread_that_makes_no_small_block_is_told_when_the_call_returns():
+    """Small numbers are there already, so nothing was asked for at which the thread could look again."""
+    check("""
+        import hashlib
+
+        told = []
+
+        def work():
+            calls = 0
+            try:
+                with ctxalloc.request(whole=True, limit_bytes=300_000):
+                    for calls in range(250):
+                        hashlib.scrypt(b"a", salt=b"b", n=2**10, r=8, p=1)  # OpenSSL's 1 MiB is given without the GIL
+            except MemoryError:
+                told.append(calls)
+
+        for _ in range(5):
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+        assert len(told) == 5 and max(told) < 10, told
+    """)

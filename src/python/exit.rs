@@ -40,6 +40,13 @@ pub(super) fn try_attach_before_exit<R>(work: impl for<'py> FnOnce(Python<'py>) 
     try_attach(work)
 }
 
+/// Does what a thread need not be attached for, but the interpreter has to be there for; `None` once it shuts down.
+/// It waits for nobody and allocates nothing.
+pub(super) fn before_exit<R>(work: impl FnOnce() -> R) -> Option<R> {
+    let _inside = Inside::pass()?;
+    Some(work())
+}
+
 /// Whether the interpreter is shutting down.
 pub(super) fn is_closed() -> bool {
     GATE.load(Ordering::Acquire) & CLOSED != 0

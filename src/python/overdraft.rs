@@ -12,6 +12,7 @@
 use super::asyncio::losing::{has_a_loop, is_of_a_loop};
 use super::attached;
 use super::breaking_off::{self, BreakingOff};
+use super::exit::before_exit;
 use super::gaps::Gaps;
 use super::imported::{Imported, module};
 use super::observed::Observed;
@@ -168,17 +169,22 @@ impl Raising {
 
     /// Whether Python can be made to call [`tell`] on this thread.
     fn pends(&self) -> bool {
-        self.pend_any.is_some() || (self.pend.is_some() && is_main_thread())
+        self.pend_any.is_some() || self.pend_main().is_some()
+    }
+
+    /// How the main thread is made to, where this is it.
+    fn pend_main(&self) -> Option<AddPending> {
+        self.pend.filter(|_| is_main_thread())
     }
 
     /// Whether the next thread that Python runs, which makes the call, is this one.
     fn is_next(&self) -> bool {
-        (self.pend.is_some() && is_main_thread()) || (self.is_attached)()
+        (self.is_attached)() || self.pend_main().is_some()
     }
 
     /// Makes it. False: not now.
     fn pend(&self) -> bool {
-        if let Some(pend) = self.pend.filter(|_| is_main_thread()) {
+        if let Some(pend) = self.pend_main() {
             // SAFETY: any thread may call it, with the GIL or without; it allocates nothing.
             return unsafe { pend(tell, null_mut()) } == 0;
         }
@@ -186,8 +192,10 @@ impl Raising {
         if !is_called_outside_of(self.python, &self.locked) {
             return false;
         }
-        // SAFETY: any thread may call it; it takes the lock of the thread states, which is not held here.
-        unsafe { add(*interpreter, tell, null_mut(), 0) == 0 }
+        // SAFETY: any thread may call it while Python runs; it takes the lock of the thread states, which is not held
+        // here.
+        let pend = || unsafe { add(*interpreter, tell, null_mut(), 0) == 0 };
+        if (self.is_attached)() { pend() } else { before_exit(pend).unwrap_or(false) }
     }
 }
 

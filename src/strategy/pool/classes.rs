@@ -11,7 +11,7 @@ pub(super) const ALIGN: usize = 64;
 pub(super) const MAX: usize = 256 << 10;
 /// The largest block that is cut from a span, in bytes. Those above are cut from the extents, as large ones: their
 /// memory serves blocks of any size once they come back.
-const SPANNED: usize = 128 << 10;
+pub(super) const SPANNED: usize = 128 << 10;
 /// The number of classes: 8 linear ones, and 4 for each of the 9 doublings from 512 to 256 Ki.
 pub(super) const COUNT: usize = 8 + 4 * 9;
 

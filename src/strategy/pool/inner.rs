@@ -79,9 +79,11 @@ impl<P: Pages> Inner<P> {
     /// Takes blocks of `class` back that a thread released and does not keep. As [`give`](Home::give), but that memory
     /// may go to the system.
     pub(super) fn take_back(&self, class: usize, blocks: &mut [NonNull<u8>]) {
-        self.give(class, blocks);
         if classes::is_joined(class) {
-            self.large.keep_within(&self.heap.source);
+            self.large.release_given(&self.heap.source, blocks);
+            self.noted.note();
+        } else {
+            self.give(class, blocks);
         }
     }
 

@@ -117,7 +117,7 @@ impl Large {
         size_bytes: usize,
         taking: Taking,
     ) -> Option<NonNull<u8>> {
-        debug_assert!(size_bytes > 0);
+        debug_assert!(size_bytes > classes::SPANNED || (size_bytes > 0 && taking == Taking::ToGrow));
         if taking == Taking::AsItIs
             && let Some(block) = self.take_recent(size_bytes)
         {

@@ -68,9 +68,9 @@ use std::time::Duration;
 
 /// A pool over pages, for programs that allocate and free all the time, as NumPy programs do.
 ///
-/// Blocks are aligned to 64 bytes. Blocks of up to 256 KiB come from size classes (at most 25 % larger than requested)
-/// through a cache per thread. Larger ones are runs of 64 KiB pages, which are joined when they come back and cut again
-/// for any size, with their memory still behind them. The pool keeps no more of that than it expects to need at the
+/// Blocks are aligned to 64 bytes. Blocks of up to 256 KiB come from size classes (at most 25 % larger than requested;
+/// those above 128 KiB take whole pages of 64 KiB) through a cache per thread. Larger ones are runs of 64 KiB pages,
+/// which are joined when they come back and cut again for any size, with their memory still behind them. The pool keeps no more of that than it expects to need at the
 /// next peak, and nothing that was unused for a while ([`PoolOptions`]); [`trim`](Strategy::trim) returns all of it to
 /// the system.
 ///

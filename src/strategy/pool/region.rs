@@ -19,7 +19,8 @@ use std::time::Duration;
 pub(super) struct Region {
     pub(super) start: AtomicPtr<u8>,
     /// For each page: in the lower byte the size class of its blocks plus one, or [`LARGE`] if it is in no span; in the
-    /// upper byte the first page of its span. Written before the first block of a span is handed out. A reader has a
+    /// upper byte the first page of its span. A large block that is one of a small class has that in its first page, and
+    /// 0 in the upper byte. Written before the first block of a span is handed out. A reader has a
     /// block of the span, and whatever passed the block to the reader's thread made this value visible too. Hence
     /// Relaxed.
     classes: [AtomicU16; PAGES],
@@ -274,7 +275,7 @@ pub(super) unsafe fn find(address: usize) -> &'static Region {
 /// The span of a small block, found by the block's address.
 ///
 /// # Safety
-/// - `block` is a live small block.
+/// - `block` is a live small block, and not of a class that is [joined](classes::is_joined).
 #[inline]
 pub(super) unsafe fn span_of(block: NonNull<u8>) -> &'static Span {
     let address = block.addr().get();

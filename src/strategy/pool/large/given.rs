@@ -2,7 +2,7 @@
 
 use crate::strategy::pool::region;
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// By their addresses, each next one noted in the record of its region. 0: there is none. Atomic instead of locked, so
 /// that it works under any lock, and in every child of `fork`.
@@ -10,11 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub(super) struct Given(AtomicUsize);
 
 impl Given {
-    /// Takes a large block that nobody else has.
-    pub(super) fn push(&self, block: NonNull<u8>) {
-        let address = block.addr().get();
-        // SAFETY: the block is live, so its region is in the map.
-        let link = unsafe { region::find(address) }.link_at(address);
+    /// Takes the large block at this address, which nobody else has, and whose link this is.
+    pub(super) fn push(&self, address: usize, link: &AtomicU64) {
         let mut next = self.0.load(Ordering::Relaxed);
         loop {
             link.store(next as u64, Ordering::Relaxed);

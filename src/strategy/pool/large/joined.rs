@@ -43,19 +43,26 @@ impl Large {
     /// Takes back blocks that [`allocate_of`](Self::allocate_of) made. Nothing goes to the system, and this thread may
     /// have the lock of these blocks: then they stay where the next one who has it finds them.
     pub(in super::super) fn give(&self, blocks: &[NonNull<u8>]) {
-        for &block in blocks {
-            let address = block.addr().get();
-            // SAFETY: the block is live, so its region is in the map.
-            unsafe { region::find(address) }.set_class(address, None);
-            self.given.push(block);
-        }
+        self.push(blocks);
         self.store.try_with(|store| self.take_given(store));
     }
 
-    /// Returns to the system what is not expected to be needed, after blocks were [given](Self::give).
-    pub(in super::super) fn keep_within<P: Pages + ?Sized>(&self, source: &P) {
+    /// As [`give`](Self::give), but this thread does not have the lock, and what is not expected to be needed goes to
+    /// the system.
+    pub(in super::super) fn release_given<P: Pages + ?Sized>(&self, source: &P, blocks: &[NonNull<u8>]) {
         let _unattributed = unattributed();
+        self.push(blocks);
         self.release_with(source, now(), |_| {});
+    }
+
+    fn push(&self, blocks: &[NonNull<u8>]) {
+        for &block in blocks {
+            let address = block.addr().get();
+            // SAFETY: the block is live, so its region is in the map.
+            let region = unsafe { region::find(address) };
+            region.set_class(address, None);
+            self.given.push(address, region.link_at(address));
+        }
     }
 }
 
@@ -89,9 +96,8 @@ mod tests {
         let joined = large.allocate(&source, in_use - 3 * PAGE, Taking::AsItIs).expect("memory");
         assert_eq!(source.mapped_bytes.load(Ordering::Relaxed), mapped, "no more was needed");
         assert_eq!((class_of(joined), class_of(blocks[20])), (None, Some(class)));
-        large.give(&blocks[20..]);
+        large.release_given(&source, &blocks[20..]);
         large.release(&source, joined);
-        large.keep_within(&source);
         assert_eq!(large.kept().in_use, 0);
         large.close(&source);
     }

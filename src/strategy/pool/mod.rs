@@ -70,9 +70,9 @@ use std::time::Duration;
 ///
 /// Blocks are aligned to 64 bytes. Blocks of up to 256 KiB come from size classes (at most 25 % larger than requested;
 /// those above 128 KiB take whole pages of 64 KiB) through a cache per thread. Larger ones are runs of 64 KiB pages,
-/// which are joined when they come back and cut again for any size, with their memory still behind them. The pool keeps no more of that than it expects to need at the
-/// next peak, and nothing that was unused for a while ([`PoolOptions`]); [`trim`](Strategy::trim) returns all of it to
-/// the system.
+/// which are joined when they come back and cut again for any size, with their memory still behind them. The pool keeps
+/// no more of that than it expects to need at the next peak, and nothing that was unused for a while ([`PoolOptions`]);
+/// [`trim`](Strategy::trim) returns all of it to the system.
 ///
 /// Clones are the same pool, and cloning is cheap.
 pub struct Pool<P: Pages = PrivatePages> {

@@ -19,10 +19,9 @@ use std::time::Duration;
 pub(super) struct Region {
     pub(super) start: AtomicPtr<u8>,
     /// For each page: in the lower byte the size class of its blocks plus one, or [`LARGE`] if it is in no span; in the
-    /// upper byte the first page of its span. A large block that is one of a small class has that in its first page, and
-    /// 0 in the upper byte. Written before the first block of a span is handed out. A reader has a
-    /// block of the span, and whatever passed the block to the reader's thread made this value visible too. Hence
-    /// Relaxed.
+    /// upper byte the first page of its span. A large block that is one of a small class has that in its first page,
+    /// and 0 in the upper byte. Written before the first block of a span is handed out. A reader has a block of the
+    /// span, and whatever passed the block to the reader's thread made this value visible too. Hence Relaxed.
     classes: [AtomicU16; PAGES],
     /// For each page, the number of pages of the large block that starts there. Written before that is handed out.
     large: [AtomicU32; PAGES],

@@ -443,7 +443,7 @@ def test_what_cannot_be_read_is_said_with_its_place(tmp_path: Path, capsys: pyte
 
 
 PAYS_FOR_OTHERS = """
-import os, threading, numpy, ctxalloc
+import contextvars, os, threading, numpy, ctxalloc
 
 def other(payer, name):
     with ctxalloc.request(name=name, budget=payer.budget):
@@ -456,7 +456,8 @@ with ctxalloc.request(name="around"):
     for _ in range(30):
         with ctxalloc.request(name="payer", root=True) as payer:
             left = numpy.zeros(1000)
-            thread = threading.Thread(target=other, args=(payer, "on a thread"))
+            # CPython 3.14 may be told to start threads with their starter's context.
+            thread = threading.Thread(target=contextvars.Context().run, args=(other, payer, "on a thread"))
             thread.start()
             thread.join()
             with ctxalloc.request(name="inside", budget=payer.budget):

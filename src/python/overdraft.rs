@@ -279,46 +279,50 @@ pub(super) fn overdrawn(thread: &mut Thread, payer: Payer, is_small: bool) {
     }
 }
 
-/// Sets the exception that this thread owes.
-pub(super) fn raise(thread: &mut Thread) {
+/// Sets the exception that this thread owes. False: the code that runs is others', which is looked at less often.
+pub(super) fn raise(thread: &mut Thread) -> bool {
     // While a module is imported it stays owed. Without the GIL `overdrawn` has asked for what can be had.
     if let Some(raising) = RAISING.get().filter(|_| thread.raising == OWED && !still_imports(1))
         && (!raising.pends() || raising.is_next())
     {
-        set(raising, thread, IS_RAISING);
+        return set(raising, thread, IS_RAISING);
     }
+    true
 }
 
 static GET_FRAME: Imported = Imported::new("sys", "_getframe");
 
-/// Sees to it that the exception is raised, if that can be done now; else it is owed. Called in the middle of an
-/// allocation.
-fn set(raising: &Raising, thread: &mut Thread, state: u32) {
+/// Sees to it that the exception is raised, if that can be done now; else it is owed. False: since others' code runs.
+/// Called in the middle of an allocation.
+fn set(raising: &Raising, thread: &mut Thread, state: u32) -> bool {
     thread.raising = OWED;
     if raising.pends() {
         // Where this thread is not the next, another one may make the call, and this one still owes it.
         if raising.pend() && raising.is_next() {
             thread.raising = state;
         }
-        return;
+        return true;
     }
     // Native code that gave the GIL up takes blocks too.
     if thread.guard == 0 || !(raising.is_attached)() || !is_called_outside_of(raising.python, &raising.locked) {
-        return;
+        return true;
     }
     let Some(selected) = handler_of(thread.account)
         .filter(|&selected| is_untold(selected) && payer_of(selected) == handler_of(thread.guard).and_then(payer_of))
     else {
         thread.raising = NOT_RAISING; // others run, or somebody told it; its end tells too
-        return;
+        return true;
     };
-    if runs(imports_around(selected)) != (Runs::Own { is_in_a_call: true }) {
-        return;
+    match runs(imports_around(selected)) {
+        Runs::Own { is_in_a_call: true } => {}
+        Runs::Own { .. } => return true,
+        _ => return false,
     }
     thread.raising = state;
     // SAFETY: this thread has the GIL, and is in no function of CPython's that holds the lock of the thread states. The
     // class lives as long as the process. What was set before is a class too, of which there are other references.
     unsafe { (raising.set)((raising.ident)(), raising.class.as_ptr()) };
+    true
 }
 
 /// Called by Python between two instructions of whatever code runs on this thread. It raises if that is the
@@ -350,7 +354,7 @@ fn told(py: Python<'_>) -> c_int {
     let (is_raised, state) = tell_of(py, raising, &request);
     become_(state);
     if state == OWED {
-        own(Thread::look_soon); // with the next block, which may be its own code's
+        own(Thread::look_again); // its own code may go on meanwhile
     }
     if is_raised { -1 } else { 0 }
 }

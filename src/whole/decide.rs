@@ -36,8 +36,9 @@ pub(crate) struct Binding {
     pub(crate) runs: fn(usize) -> Runs,
     /// Whether `runs` has said [`Runs::Imports`] so shortly before that it need not be asked for so many bytes more.
     pub(crate) still_imports: fn(usize) -> bool,
-    /// Called while this thread owes what `overdrawn` could not set ([`OWED`]). As `selected`.
-    pub(crate) owes: fn(&mut Thread),
+    /// Called while this thread owes what `overdrawn` could not set ([`OWED`]). As `selected`. False: others' code runs,
+    /// as it may for long.
+    pub(crate) owes: fn(&mut Thread) -> bool,
     /// Whether `selected` has to be asked now and then, and not only when a block is to be charged: it may know only
     /// what it found the last time.
     pub(crate) remembers: bool,
@@ -88,9 +89,6 @@ pub(crate) fn profile(is_profiled: bool) {
 pub(super) fn is_profiled() -> bool {
     IS_PROFILED.load(Ordering::Relaxed)
 }
-
-/// Before a thread has asked for so many bytes of small blocks it looks again whether its own code does.
-const BETWEEN_LOOKS: u16 = 512;
 
 pub(super) struct Decider {
     pub(super) places: Places,
@@ -250,16 +248,22 @@ impl Decider {
         self.free_postponed();
         let selected = if any_is_charged() { (self.binding.selected)(thread.0).or_else(owner) } else { None };
         if thread.0.raising == OWED {
-            (self.binding.owes)(thread.0);
-            Self::look_soon_if_owed(thread.0);
+            if (self.binding.owes)(thread.0) {
+                Self::look_soon_if_owed(thread.0);
+            } else {
+                thread.0.look_again();
+            }
         }
         if is_small && (!is_sample || thread.0.resize > 0) {
-            let refuses = thread.0.raising == REFUSES && thread.0.resize == 0 && kind != Kind::Native;
-            return if refuses && self.refuses_now(thread.0, selected, answer) {
-                (REFUSED, null_mut())
-            } else {
-                PASSED
-            };
+            if thread.0.raising != REFUSES {
+                return PASSED;
+            }
+            let may_be_refused = thread.0.resize == 0 && kind != Kind::Native;
+            if may_be_refused && self.refuses_now(thread.0, selected, answer) {
+                return (REFUSED, null_mut());
+            }
+            Self::look_soon_if_owed(thread.0);
+            return PASSED;
         }
         let drawn_bytes = if is_small { counted(kind, size_bytes) } else { 0 };
         let bytes = if is_small { weight_of_sample(kind, size_bytes, drawn_bytes) } else { size_bytes };
@@ -368,7 +372,7 @@ impl Decider {
     fn look_soon_if_owed(thread: &mut Thread) {
         match thread.raising {
             OWED => thread.look_soon(),
-            REFUSES => thread.look_within(BETWEEN_LOOKS),
+            REFUSES => thread.look_again(),
             _ => {}
         }
     }

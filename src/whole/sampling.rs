@@ -10,6 +10,8 @@ pub(super) const EXACT_FROM: usize = 1024;
 const SAMPLE: f64 = 16.0 * 1024.0;
 /// A thread looks who is selected at least once in so many bytes of small blocks, where the binding remembers that.
 const LOOK: i64 = 2048;
+/// Before a thread has asked for so many bytes of small blocks it looks again whether its own code does.
+const BETWEEN_LOOKS: u64 = 512;
 
 impl Thread {
     /// An exponentially distributed number with the mean [`SAMPLE`]: then each byte is as likely as any other, whatever
@@ -50,11 +52,11 @@ impl Thread {
         self.look_at(0);
     }
 
-    /// A block is looked at before so many more bytes have been asked for: at random, or a loop of a program might have
-    /// each look at the same place.
-    pub(super) fn look_within(&mut self, bytes: u16) {
+    /// A block is looked at before [`BETWEEN_LOOKS`] more bytes have been asked for: at random, or a loop of a program
+    /// might have each look at the same place.
+    pub(crate) fn look_again(&mut self) {
         let at = self.next_random() >> 32;
-        self.look_at((at % u64::from(bytes)) as i64);
+        self.look_at((at % BETWEEN_LOOKS) as i64);
     }
 
     fn look_at(&mut self, bytes: i64) {

@@ -84,7 +84,6 @@ impl HeldAcrossFork for Known {
 struct Call<'py> {
     file: Bound<'py, PyString>,
     function: Bound<'py, PyString>,
-    line: u32,
 }
 
 impl Places {
@@ -94,14 +93,15 @@ impl Places {
 
     /// The place where this thread is now.
     fn here(&self, py: Python<'_>, max_frames: usize) -> Option<Arc<Place>> {
-        let calls = calls(py, max_frames);
+        let calls: Vec<_> =
+            frames(py).take(max_frames).map_while(|frame| Some((call(py, &frame)?, line(&frame)))).collect();
         if calls.is_empty() {
             return None;
         }
         // The text is read before the lock is taken: nothing of Python runs under it.
         let text: Vec<_> = calls
             .iter()
-            .map(|call| (call.file.to_string_lossy(), call.function.to_string_lossy(), call.line))
+            .map(|(call, line)| (call.file.to_string_lossy(), call.function.to_string_lossy(), *line))
             .collect();
         let mut hasher = DefaultHasher::new();
         text.hash(&mut hasher);
@@ -160,8 +160,8 @@ const MAX_FRAMES: usize = 16;
 #[cfg(ctxalloc_whole)]
 pub(crate) fn find_call<R>(py: Python<'_>, mut look: impl FnMut(&str, &str) -> Option<R>) -> Option<R> {
     let _paused = Uncollected::new(py);
-    let found = calls(py, MAX_FRAMES);
-    found.iter().find_map(|call| look(&call.file.to_string_lossy(), &call.function.to_string_lossy()))
+    let mut calls = frames(py).take(MAX_FRAMES).map_while(|frame| call(py, &frame));
+    calls.find_map(|call| look(&call.file.to_string_lossy(), &call.function.to_string_lossy()))
 }
 
 /// A call of this thread's Python stack, with the instruction that it is at.
@@ -216,25 +216,23 @@ fn frames(py: Python<'_>) -> impl Iterator<Item = Bound<'_, PyAny>> {
     })
 }
 
-/// The innermost calls of this thread's Python stack.
-fn calls(py: Python<'_>, max_frames: usize) -> Vec<Call<'_>> {
-    frames(py).take(max_frames).map_while(|frame| call(py, &frame)).collect()
-}
-
 fn call<'py>(py: Python<'py>, frame: &Bound<'py, PyAny>) -> Option<Call<'py>> {
     let pointer = frame.as_ptr().cast::<ffi::PyFrameObject>();
     // SAFETY: attached, and `frame` is a frame: the running one, or the `f_back` of another. `PyFrame_GetCode` returns
     // a new reference.
-    let (line, code) = unsafe {
-        let code = Bound::from_owned_ptr_or_opt(py, ffi::PyFrame_GetCode(pointer).cast());
-        (ffi::PyFrame_GetLineNumber(pointer), code?)
-    };
+    let code = unsafe { Bound::from_owned_ptr_or_opt(py, ffi::PyFrame_GetCode(pointer).cast()) }?;
     let text = |name| code.getattr(name).ok()?.cast_into::<PyString>().ok();
     Some(Call {
         file: text(intern!(py, "co_filename"))?,
         function: text(intern!(py, "co_qualname"))?,
-        line: u32::try_from(line).unwrap_or(0),
     })
+}
+
+/// The line that it is at. CPython reads its code's table of lines from the start on for that.
+fn line(frame: &Bound<'_, PyAny>) -> u32 {
+    // SAFETY: attached, and `frame` is a frame.
+    let line = unsafe { ffi::PyFrame_GetLineNumber(frame.as_ptr().cast()) };
+    u32::try_from(line).unwrap_or(0)
 }
 
 /// asyncio's C functions for the running task. Only tasks of asyncio's own type have a name here: the method of another

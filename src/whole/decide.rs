@@ -36,8 +36,8 @@ pub(crate) struct Binding {
     pub(crate) runs: fn(usize) -> Runs,
     /// Whether `runs` has said [`Runs::Imports`] so shortly before that it need not be asked for so many bytes more.
     pub(crate) still_imports: fn(usize) -> bool,
-    /// Called while this thread owes what `overdrawn` could not set ([`OWED`]). As `selected`. False: others' code runs,
-    /// as it may for long.
+    /// Called while this thread owes what `overdrawn` could not set ([`OWED`]). As `selected`. False: others' code
+    /// runs, as it may for long.
     pub(crate) owes: fn(&mut Thread) -> bool,
     /// Whether `selected` has to be asked now and then, and not only when a block is to be charged: it may know only
     /// what it found the last time.

@@ -222,10 +222,7 @@ fn call<'py>(py: Python<'py>, frame: &Bound<'py, PyAny>) -> Option<Call<'py>> {
     // a new reference.
     let code = unsafe { Bound::from_owned_ptr_or_opt(py, ffi::PyFrame_GetCode(pointer).cast()) }?;
     let text = |name| code.getattr(name).ok()?.cast_into::<PyString>().ok();
-    Some(Call {
-        file: text(intern!(py, "co_filename"))?,
-        function: text(intern!(py, "co_qualname"))?,
-    })
+    Some(Call { file: text(intern!(py, "co_filename"))?, function: text(intern!(py, "co_qualname"))? })
 }
 
 /// The line that it is at. CPython reads its code's table of lines from the start on for that.

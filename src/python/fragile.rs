@@ -1,20 +1,26 @@
 //! CPython's functions that go on after NULL as if nothing were, or lose somebody's work: what they ask for is given
 //! beyond a limit.
 //!
-//! They are static, and a compiler may leave no frame of those that call them. So each is found by what stands between
-//! Python's loop and a function that it calls.
+//! Most are static, and a compiler may leave no frame of those that call them. So each is found by its name or that of
+//! a function around it, by what asks for memory while it is at work, or by what stands between Python's loop and a
+//! function that it calls. `scripts/refuse_each_block.py` finds them: it refuses each block once of what much of the
+//! standard library asks for.
 
+use super::allocating::asking;
 use super::eval_loop::with_methods;
 use super::symbol::symbol;
 use crate::whole::Python as Loop;
 use pyo3::exceptions::PyException;
+use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyCFunction, PyDict};
+use pyo3::types::{PyCFunction, PyDict, PyTuple};
+use std::ffi::CStr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// The loop, with those of this version.
 pub(super) fn with_fragile(py: Python<'_>, python: Loop) -> PyResult<Loop> {
-    let mut found = Vec::new();
+    let mut found = by_name(py)?;
+    found.extend(by_doing(py, python)?);
     if py.version_info().minor == 13 {
         found.extend(setting_defaults(py, python)?);
     }
@@ -30,6 +36,99 @@ pub(super) fn with_fragile(py: Python<'_>, python: Loop) -> PyResult<Loop> {
     found.sort_unstable();
     found.dedup();
     Ok(python.with_fragile(found))
+}
+
+/// Those that have a name, or around which one has.
+fn by_name(py: Python<'_>) -> PyResult<Vec<usize>> {
+    // An iterator over a dict's items is let go of by the collector, which does not know it yet, if there is no tuple
+    // for it. The compiler frees what it has not made yet.
+    const NAMES: [&CStr; 4] = [c"PyObject_GetIter", c"_PyAST_Compile", c"Py_CompileStringObject", c"PyRun_StringFlags"];
+    // The instruction that makes a function lets go of its code twice in 3.12 and 3.13.
+    const MAKING_FUNCTIONS: [&CStr; 2] = [c"PyFunction_New", c"PyFunction_NewWithQualName"];
+    let builtins = py.import("builtins")?;
+    let mut found: Vec<_> = NAMES.into_iter().filter_map(symbol).map(<*mut _>::addr).collect();
+    if matches!(py.version_info().minor, 12 | 13) {
+        found.extend(MAKING_FUNCTIONS.into_iter().filter_map(symbol).map(<*mut _>::addr));
+    }
+    for name in ["compile", "eval", "exec"] {
+        found.push(c_function(&builtins.getattr(name)?));
+    }
+    Ok(found)
+}
+
+/// Where a function of C's begins; 0: it is none, as where somebody has replaced it.
+#[allow(unsafe_code, reason = "a C function's address")]
+fn c_function(function: &Bound<'_, PyAny>) -> usize {
+    let Ok(function) = function.cast::<PyCFunction>() else { return 0 };
+    // SAFETY: a C function of Python's; it gives the address, and no reference.
+    unsafe { ffi::PyCFunction_GetFunction(function.as_ptr()) }.map_or(0, |found| found as usize)
+}
+
+/// Those that ask for memory in the middle of what they do not survive, by what they do.
+fn by_doing(py: Python<'_>, python: Loop) -> PyResult<Vec<usize>> {
+    // `others`: what asks for as much, and much else, called in each of the ways that there are. What both call is not
+    // meant.
+    // `items`: as `PyObject_GetIter`, which a compiler may have made part of what calls it.
+    // `trees`: both let go of what they have not set yet.
+    // `variables`: CPython 3.13 makes a mapping of them from the frame's object, and does not look whether it has that.
+    const CODE: &CStr = c"def others(count):
+    made = []
+    for n in range(1000, 1000 + count):
+        d = {n: empty, 'a': 1}
+        made.append((
+            iter(empty), reversed([n]), *map(enumerate, [empty] * 4), zip(empty, empty), divmod(n, 3), (n,), (n, n),
+            [n], [*d], {n}, {**d}, d.copy(), d.items(), d.keys(), d.popitem(), [n].copy(), [n] * 2, [n] + [n], slice(n),
+            list(map(str, range(3))), dict(a=n), dict([(n, n)]), set(d), str(n), repr(n), 'a' + str(n), f'{n}.{n!r}',
+            '%s.' % n, '.'.join([str(n), 'a']), str(n).encode(), str(n).split('0'), n * 1.5, n + 1, n ** 9, range(n),
+            bytes(9), bytearray(9), sorted([n, 1]), max([n], key=str), tuple(d), frozenset(d), memoryview(b'a'),
+            exc_info(), get_count(), frame(), partial(str, n)(), Element('a'), Element('a', a='a'), *map(str, [n]),
+            element.items(), element.keys(), element.findall('a'), [_ for _ in empty], dict(mapping), hasattr(n, 'a'),
+            getattr(n, 'a', n), str(*[n]), map(str, empty), object(),
+        ))
+        made[-1:] = map(tuple, [made[-1]])
+        made[-1].__add__((n,)).count(*[n])
+        [].extend(map(str, [n]))
+    return made
+def items(count):
+    return [iter(of_dict) for _ in range(count)]
+def trees(count):
+    return [(element.iter(), element.itertext()) for _ in range(count)]
+def variables_of_one():
+    return locals()
+def variables(count):
+    return [variables_of_one() for _ in range(count)]";
+    /// So often, once CPython calls them in its fast way.
+    const SOME: usize = 3;
+    const BEFORE: usize = 20;
+    let names = PyDict::new(py);
+    let element = py.import("_elementtree")?.getattr("Element")?;
+    let sys = py.import("sys")?;
+    names.set_item("empty", PyTuple::empty(py))?;
+    names.set_item("of_dict", PyDict::new(py).call_method0("items")?)?;
+    names.set_item("element", element.call1(("a",))?)?;
+    names.set_item("Element", element)?;
+    names.set_item("frame", sys.getattr("_getframe")?)?;
+    names.set_item("exc_info", sys.getattr("exc_info")?)?;
+    names.set_item("get_count", py.import("gc")?.getattr("get_count")?)?;
+    names.set_item("mapping", py.import("types")?.getattr("MappingProxyType")?.call1((PyDict::new(py),))?)?;
+    names.set_item("partial", py.import("functools")?.getattr("partial")?)?;
+    py.run(CODE, Some(&names), None)?;
+    // CPython uses no freed pair again meanwhile: it keeps fewer.
+    let _pairs = py.eval(c"[(n, n) for n in range(1000, 4000)]", None, None)?;
+    let asked_by = |name: &str, before: usize| {
+        let work = names.as_any().get_item(name)?;
+        let _kept = work.call1((before,))?;
+        asking(py, python, || work.call1((SOME,)).map(drop))
+    };
+    let mut others = asked_by("others", 0)?; // as it is called at first
+    others.extend(asked_by("others", BEFORE)?);
+    let mut found = Vec::new();
+    for (name, has_it) in [("items", true), ("trees", true), ("variables", py.version_info().minor == 13)] {
+        if has_it {
+            found.extend(those_without(&asked_by(name, BEFORE)?, &others));
+        }
+    }
+    Ok(found)
 }
 
 /// What stood between the loop and a function of Python's, each time that this was called.

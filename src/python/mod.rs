@@ -14,6 +14,8 @@
 //! calls [`init`] first in its `#[pymodule]`, so that it uses the table of the package and not one of its own.
 
 mod admit;
+#[cfg(ctxalloc_whole)]
+mod allocating;
 mod answer;
 mod asked;
 mod asyncgen;
@@ -27,6 +29,8 @@ mod callbacks;
 mod capi;
 mod capsule;
 mod cuda;
+#[cfg(ctxalloc_whole)]
+mod domains;
 mod entry_points;
 mod errors;
 #[cfg(ctxalloc_whole)]

@@ -9,6 +9,7 @@ use super::handler::PyHandler;
 use super::numpy::Numpy;
 use super::token_cell::TokenCell;
 use crate::handler::{Handler, Held};
+use crate::unattributed::unattributed;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -86,7 +87,11 @@ pub(super) fn deselect(
     name: &dyn Fn() -> String,
 ) -> PyResult<()> {
     let numpy = Numpy::get(py)?;
-    match numpy.selection().reset(&token) {
+    let restored = {
+        let _unattributed = unattributed(); // it is not refused what that takes
+        numpy.selection().reset(&token)
+    };
+    match restored {
         Ok(()) => {
             cell.clear();
             Ok(())

@@ -16,7 +16,6 @@ use super::lookup::handler_meant;
 use super::scope::Scope;
 use super::step::{Step, Work};
 use crate::sync::Made;
-use pyo3::IntoPyObjectExt;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -260,8 +259,7 @@ unsafe extern "C" fn aexit(
 }
 
 fn step(object: &Bound<'_, PyAny>, work: Work) -> PyResult<*mut ffi::PyObject> {
-    let step = Step::new(object.clone().unbind(), None, work);
-    Ok(step.into_bound_py_any(object.py())?.into_ptr())
+    Ok(Step::object(object.py(), object.clone().unbind(), None, work)?.into_any().into_ptr())
 }
 
 /// Decorates a function: each call runs in this scope. Works for coroutine functions and (async) generators too.

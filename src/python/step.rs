@@ -1,5 +1,7 @@
 //! What `__aenter__` and `__aexit__` of a Scope or a Request return.
 
+use super::uncollected::Uncollected;
+use crate::unattributed::unattributed;
 use pyo3::exceptions::PyStopIteration;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -17,8 +19,16 @@ pub(super) struct Step {
 }
 
 impl Step {
-    pub(super) fn new(subject: Py<PyAny>, error: Option<Py<PyAny>>, work: Work) -> Self {
-        Self { subject, error, work }
+    /// It is nobody's: a block is left although its request may have no more memory.
+    pub(super) fn object(
+        py: Python<'_>,
+        subject: Py<PyAny>,
+        error: Option<Py<PyAny>>,
+        work: Work,
+    ) -> PyResult<Bound<'_, Self>> {
+        let unattributed = unattributed();
+        let _uncollected = unattributed.is_some().then(|| Uncollected::new(py)); // a finalizer's blocks are somebody's
+        Bound::new(py, Self { subject, error, work })
     }
 }
 

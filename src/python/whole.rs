@@ -7,6 +7,7 @@
 #![allow(unsafe_code, reason = "CPython's thread state and allocators")]
 
 use super::asyncio::losing::{self, loses_work};
+use super::domains::{Domain, GET, MEM, OBJ, RAW, SET, domain_function};
 use super::errors::with_cause;
 use super::eval_loop::eval_loop;
 use super::exit;
@@ -281,7 +282,7 @@ fn begin(py: Python<'_>) -> Result<(), Why> {
         is_behind_a_tool,
         profile,
     };
-    let get = domain_function(c"PyMem_GetAllocator")?;
+    let get = domain_function(GET)?;
     let before = makers_of_objects(get);
     attach(&preloaded.library, binding)?;
     if let Some(domains) = domains {
@@ -397,20 +398,6 @@ unsafe fn handler_in(asked: &Asked, value: *mut ffi::PyObject) -> Option<Handler
     unsafe { asked.capsules.pointer_in(value) }.and_then(|c_struct| handler_at(c_struct.cast()))
 }
 
-/// `PyMemAllocatorDomain`.
-const RAW_DOMAIN: c_int = 0;
-const MEM_DOMAIN: c_int = 1;
-const OBJ_DOMAIN: c_int = 2;
-
-type Domain = unsafe extern "C" fn(c_int, *mut Allocator);
-
-/// `PyMem_GetAllocator` or `PyMem_SetAllocator`.
-fn domain_function(name: &CStr) -> Result<Domain, Why> {
-    let found = symbol(name).ok_or_else(|| format!("this Python has no {name:?}"))?;
-    // SAFETY: `void f(PyMemAllocatorDomain, PyMemAllocatorEx *)` for both.
-    Ok(unsafe { transmute::<*mut c_void, Domain>(found) })
-}
-
 /// Who makes Python's objects: Python itself or we, unless a tool stands before us.
 struct Objects {
     get: Domain,
@@ -423,7 +410,7 @@ static OBJECTS: Made<Objects> = Made::new();
 fn makers_of_objects(get: Domain) -> usize {
     let mut now = Allocator { words: [null_mut(); 5] };
     // SAFETY: a domain, and a place for its allocator; Python copies it under a lock that it holds for nothing else.
-    unsafe { get(OBJ_DOMAIN, &raw mut now) };
+    unsafe { get(OBJ, &raw mut now) };
     now.words[1].addr()
 }
 
@@ -447,20 +434,20 @@ impl Domains {
         if environment(py, "PYTHONMALLOC")?.starts_with("malloc") {
             return Ok(None);
         }
-        let (get, set) = (domain_function(c"PyMem_GetAllocator")?, domain_function(c"PyMem_SetAllocator")?);
+        let (get, set) = (domain_function(GET)?, domain_function(SET)?);
         let of = |domain| {
             let mut own = Allocator { words: [null_mut(); 5] };
             // SAFETY: a domain, and a place for its allocator; this thread has the GIL.
             unsafe { get(domain, &raw mut own) };
             own
         };
-        let own = [(Kind::Mem, MEM_DOMAIN), (Kind::Obj, OBJ_DOMAIN)].map(|(kind, domain)| (kind, domain, of(domain)));
+        let own = [(Kind::Mem, MEM), (Kind::Obj, OBJ)].map(|(kind, domain)| (kind, domain, of(domain)));
         // What has a `ctx` or is in another library stands before Python's own: its debug hooks, memray.
         let python = file_of(get as *const c_void);
         let is_pythons = |own: &Allocator| {
             own.words[0].is_null() && own.words[1..].iter().all(|&function| file_of(function) == python)
         };
-        let raw = of(RAW_DOMAIN);
+        let raw = of(RAW);
         let are_pythons = is_pythons(&raw) && own.iter().all(|(.., own)| is_pythons(own));
         Ok(Some(Self { set, own, raw: are_pythons.then_some(raw) }))
     }

@@ -26,19 +26,16 @@ pub(crate) struct Python {
     parts: [usize; 8],
     /// Where the functions of its allocator of small objects begin; the rest is 0.
     pub(super) allocator: [usize; 6],
-    /// Where its functions begin that go on after NULL as if nothing were, or lose somebody's work; the rest is 0.
-    pub(super) fragile: [usize; FRAGILE],
+    /// Where functions begin, of its own or of its library, that go on after NULL as if nothing were, or lose
+    /// somebody's work.
+    pub(super) fragile: &'static [usize],
 }
-
-/// How many such functions are known at most.
-const FRAGILE: usize = 16;
-const NONE: [usize; FRAGILE] = [0; FRAGILE];
 
 impl Python {
     /// The one whose loop begins here.
     pub(crate) fn at(eval: *mut c_void) -> Option<Self> {
         let (size, file) = extent(eval)?;
-        Some(Self { eval: eval.addr(), eval_bytes: size, file, parts: [0; 8], allocator: [0; 6], fragile: NONE })
+        Some(Self { eval: eval.addr(), eval_bytes: size, file, parts: [0; 8], allocator: [0; 6], fragile: &[] })
     }
 
     /// The same, with the functions that make and resize small objects.
@@ -46,14 +43,12 @@ impl Python {
         Self { allocator: functions.map(|function| function.addr()), ..self }
     }
 
-    /// The same, with functions that do not survive NULL.
-    pub(crate) fn with_fragile(self, functions: impl IntoIterator<Item = usize>) -> Self {
-        let mut fragile = NONE;
-        fragile.iter_mut().zip(functions).for_each(|(place, function)| *place = function);
-        Self { fragile, ..self }
+    /// The same, with functions that do not survive NULL: found once for the process, and never forgotten.
+    pub(crate) fn with_fragile(self, functions: Vec<usize>) -> Self {
+        Self { fragile: functions.leak(), ..self }
     }
 
-    /// Where Python's functions begin that are between the loop and whoever calls this.
+    /// Where the functions begin that are between the loop and whoever calls this.
     pub(crate) fn functions_between(&self) -> Vec<usize> {
         let mut between = Between { python: *self, found: Vec::new() };
         // SAFETY: `visit_between` is given the struct, which lives until this returns.
@@ -112,9 +107,7 @@ extern "C" fn visit_between(context: *mut c_void, between: *mut c_void) -> c_int
     if between.python.runs(ip) {
         return STOP;
     }
-    if between.python.is_in_file(ip) {
-        between.found.push(enclosing(ip));
-    }
+    between.found.push(enclosing(ip));
     GO_ON
 }
 

@@ -121,10 +121,11 @@ extern "C" fn visit(context: *mut c_void, walk: *mut c_void) -> c_int {
         walk.survive = false;
         return STOP;
     }
-    if info.dli_fbase.addr() == walk.python.file {
-        let is_one_of = |functions: &[usize]| functions[0] != 0 && functions.contains(&enclosing(ip));
+    let begin = enclosing(ip);
+    let is_one_of = |functions: &[usize]| begin != 0 && functions.contains(&begin);
+    walk.survive &= !is_one_of(walk.python.fragile);
+    if info.dli_fbase.addr() == walk.python.file || !walk.survive {
         walk.is_allocators |= walk.asks_for_allocator && is_one_of(&walk.python.allocator);
-        walk.survive &= !is_one_of(&walk.python.fragile);
         return if walk.is_allocators || !walk.survive { STOP } else { GO_ON };
     }
     // SAFETY: the name of a loaded library, which ends with NUL.

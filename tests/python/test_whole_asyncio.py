@@ -216,3 +216,25 @@ def test_what_the_standard_library_generates_is_not_broken_off():
     assert inner == {"work": 60}, inner
     """
     )
+
+
+def test_what_a_loop_calls_of_cs_has_a_limit() -> None:
+    """A function of C's that `call_soon` was given was taken for the loop's own work, which is refused nothing."""
+    check("""
+    async def one():
+        kept, loop = [], asyncio.get_running_loop()
+        loop.set_exception_handler(lambda loop, context: failures.append(context["exception"]))
+        try:
+            async with ctxalloc.request(whole=True, limit_bytes=2 * MiB) as request:
+                loop.call_soon(kept.extend, map(str, range(400_000)))
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
+        except ctxalloc.BudgetExceeded as error:
+            failures.append(error)
+        return request.stats.whole.object_at_peak_bytes
+    for _ in range(5):
+        failures = []
+        peak_bytes = asyncio.run(one())
+        assert peak_bytes < 4 * MiB, peak_bytes
+        assert any(isinstance(error, MemoryError) for error in failures), failures
+    """)

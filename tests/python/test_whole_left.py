@@ -30,3 +30,31 @@ def test_names_that_cpython_keeps_of_ended_requests_fill_no_budget():
             pass
         assert budget.in_use_bytes < 200 * KiB and len(ctxalloc.metrics.present()) < 10, budget
     """)
+
+
+@pytest.mark.parametrize("collects", [False, True], ids=["at once", "by the collector"])
+def test_an_asynchronous_block_is_left_when_nothing_is_left_of_its_memory(*, collects: bool) -> None:
+    """A finalizer had used the reserve up, and what `__aexit__` returns was refused: the request stayed selected."""
+    check(
+        """
+    kept = []
+    class Fills:
+        def __del__(self):
+            for number in range(400_000):
+                kept.append(str(number))
+    async def one():
+        try:
+            async with ctxalloc.request(whole=True, limit_bytes=2 * MiB):
+                filler = Fills()
+                filler.itself = filler if COLLECTS else None
+                del filler
+                gc.collect() if COLLECTS else None
+        except MemoryError:
+            pass
+        kept.clear()
+        return ctxalloc.current_request(), ctxalloc.current().name
+    sys.unraisablehook = lambda error: None
+    for _ in range(20):
+        assert asyncio.run(one()) == (None, "default_allocator")
+    """.replace("COLLECTS", str(collects))
+    )

@@ -107,7 +107,16 @@ fn code_of(file: &str, function: &str, library: &str) -> Code {
 pub(in crate::python) fn loses_work() -> bool {
     let Some(py) = attached::here() else { return false };
     let _pending = SetAside::new(py);
-    is_of_a_loop(py)
+    is_of_a_loop(py) && !calls_back(py)
+}
+
+/// Whether asyncio calls a function of C's that somebody gave it: what that raises the loop's handler is told of.
+fn calls_back(py: Python<'_>) -> bool {
+    let Some(library) = LIBRARY.get() else { return false };
+    let calls = |file: &str, function: &str| {
+        function == "Handle._run" && file.strip_prefix(&**library) == Some("/asyncio/events.py")
+    };
+    find_call(py, |file, function| Some(calls(file, function))).unwrap_or(false)
 }
 
 /// Whether this code is neither the standard library's nor an event loop's.

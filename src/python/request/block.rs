@@ -57,13 +57,15 @@ impl PyRequest {
         is_usual && arguments.reserve.is_none() && self.sited.is_none()
     }
 
-    fn enter_block(&self, py: Python<'_>) -> PyResult<()> {
-        self.enter(py)?;
-        if self.arguments().is_whole
-            && let Some(handler) = self.begun_handler()
+    fn enter_block(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let (py, this) = (slf.py(), slf.get());
+        this.enter(py)?;
+        if this.arguments().is_whole
+            && let Some(handler) = this.begun_handler()
         {
-            let guard = Guard::of_block(py, handler)?;
-            *self.guard() = guard.map(Box::new);
+            // The block does not begin where this fails, and so nobody would leave it.
+            let guard = Guard::of_block(py, handler).inspect_err(|_| _ = Self::exit(slf, None))?;
+            *this.guard() = guard.map(Box::new);
         }
         Ok(())
     }
@@ -95,7 +97,7 @@ unsafe extern "C" fn enter(object: *mut ffi::PyObject, _: *mut ffi::PyObject) ->
     };
     answer(|| {
         let this = request.get();
-        if this.is_plain() { this.enter(py) } else { known(py, |py| this.enter_block(py)) }?;
+        if this.is_plain() { this.enter(py) } else { known(py, |_| PyRequest::enter_block(request)) }?;
         Ok(request.clone().into_ptr())
     })
 }

@@ -29,22 +29,22 @@ impl PyRequest {
             });
             return Ok(Bound::new(slf.py(), entering)?.into_any());
         }
-        let step = Step::new(slf.clone().unbind().into_any(), None, |request, _| {
+        let step = Step::object(slf.py(), slf.clone().unbind().into_any(), None, |request, _| {
             request.cast::<Self>()?.get().enter(request.py())?;
             Ok(Some(request.clone().unbind()))
         });
-        Ok(Bound::new(slf.py(), step)?.into_any())
+        Ok(step?.into_any())
     }
 
     #[pyo3(signature = (kind, error, traceback, /))]
-    fn __aexit__(
-        slf: Py<Self>,
-        kind: &Bound<'_, PyAny>,
+    fn __aexit__<'py>(
+        slf: &Bound<'py, Self>,
+        kind: &Bound<'py, PyAny>,
         error: Option<Py<PyAny>>,
-        traceback: &Bound<'_, PyAny>,
-    ) -> Step {
+        traceback: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, Step>> {
         let _ = (kind, traceback);
-        Step::new(slf.into_any(), error, |request, error| {
+        Step::object(slf.py(), slf.clone().unbind().into_any(), error, |request, error| {
             Self::exit(request.cast::<Self>()?, error)?;
             Ok(None)
         })

@@ -10,7 +10,7 @@ use super::allocating::asking;
 use super::eval_loop::with_methods;
 use super::symbol::symbol;
 use crate::whole::Python as Loop;
-use pyo3::exceptions::PyException;
+use pyo3::exceptions::{PyException, PyImportError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyDict, PyTuple};
@@ -97,11 +97,17 @@ def variables_of_one():
     return locals()
 def variables(count):
     return [variables_of_one() for _ in range(count)]";
+    const WITHOUT_TREES: &CStr = c"type('Element', (), dict.fromkeys(
+        ['__init__', 'items', 'keys', 'findall', 'iter', 'itertext'], lambda *given, **named: None))";
     /// So often, once CPython calls them in its fast way.
     const SOME: usize = 3;
     const BEFORE: usize = 20;
     let names = PyDict::new(py);
-    let element = py.import("_elementtree")?.getattr("Element")?;
+    let element = match py.import("_elementtree") {
+        Ok(module) => module.getattr("Element")?,
+        Err(error) if error.is_instance_of::<PyImportError>(py) => py.eval(WITHOUT_TREES, None, None)?,
+        Err(error) => return Err(error),
+    };
     let sys = py.import("sys")?;
     names.set_item("empty", PyTuple::empty(py))?;
     names.set_item("of_dict", PyDict::new(py).call_method0("items")?)?;

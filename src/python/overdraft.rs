@@ -9,7 +9,7 @@
 //! none, the step that comes next asks [`Seen::overdraft`](crate::handler::requests::Seen::overdraft).
 #![allow(unsafe_code, reason = "CPython's thread states")]
 
-use super::asyncio::losing::{has_a_loop, is_of_a_loop};
+use super::asyncio::losing::{has_a_loop, is_of_a_loop, tells_of_errors};
 use super::attached;
 use super::breaking_off::{self, BreakingOff};
 use super::exit::before_exit;
@@ -362,6 +362,9 @@ fn told(py: Python<'_>) -> c_int {
 /// Raises what tells the request, if its own code runs. Returns whether it has, and what the thread's state is then.
 fn tell_of(py: Python<'_>, raising: &Raising, request: &RequestHandle) -> (bool, u32) {
     if !matches!(raising.runs(py, request.seen().imports_around()), Runs::Own { .. }) {
+        return (false, OWED);
+    }
+    if tells_of_errors(py).unwrap_or(false) {
         return (false, OWED);
     }
     if raising.is_in_gap(py).unwrap_or(false) {

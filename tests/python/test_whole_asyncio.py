@@ -238,3 +238,44 @@ def test_what_a_loop_calls_of_cs_has_a_limit() -> None:
         assert peak_bytes < 4 * MiB, peak_bytes
         assert any(isinstance(error, MemoryError) for error in failures), failures
     """)
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_the_function_that_a_loop_tells_of_errors_is_called_out(loop: str) -> None:
+    """It was told of the request's limit in its first line, and the error it was called for was lost."""
+    pytest.importorskip(loop)
+    check(
+        """
+    import LOOP
+    class Fills:
+        def __del__(self):
+            for number in range(400_000):
+                kept.append(str(number))
+    def fails():
+        Fills()
+        raise KeyError
+    def note(loop, context):
+        noted.append(context.get("exception"))
+    class Notes:
+        def note(self, loop, context):
+            note(loop, context)
+    async def one():
+        try:
+            async with ctxalloc.request(whole=True, limit_bytes=2 * MiB):
+                asyncio.get_running_loop().call_soon(fails)
+                await asyncio.sleep(0.005)
+        except ctxalloc.BudgetExceeded:
+            told.append(1)
+        kept.clear()
+    kept, noted, told = [], [], []
+    sys.unraisablehook = lambda error: None
+    for handler in (note, Notes().note):
+        loop = LOOP.new_event_loop()
+        loop.set_exception_handler(handler)
+        for _ in range(10):
+            loop.run_until_complete(loop.create_task(one()))
+        loop.close()
+    assert [type(error) for error in noted] == [KeyError] * 20, noted
+    assert len(told) == 20, told
+    """.replace("LOOP", loop)
+    )

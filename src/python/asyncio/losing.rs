@@ -7,7 +7,7 @@ use crate::python::attached;
 use crate::python::imported::module;
 use crate::python::interned::intern;
 use crate::python::pending::SetAside;
-use crate::python::tracked::find_call;
+use crate::python::tracked::{find_call, is_running};
 use crate::sync::Made;
 use pyo3::prelude::*;
 
@@ -141,6 +141,23 @@ fn running(py: Python<'_>) -> Code {
 pub(in crate::python) fn has_a_loop(py: Python<'_>) -> PyResult<bool> {
     let Some(asyncio) = module(py, intern!(py, "_asyncio")) else { return Ok(false) };
     Ok(!asyncio.getattr(intern!(py, "_get_running_loop"))?.call0()?.is_none())
+}
+
+/// Whether the function runs on this thread that the loop's user has it call for errors nobody waits for. What it
+/// raises is lost, and the error that it was called for as well. It runs no code of the user's, unless the loop is of a
+/// class of theirs.
+pub(in crate::python) fn tells_of_errors(py: Python<'_>) -> PyResult<bool> {
+    let Some(asyncio) = module(py, intern!(py, "_asyncio")) else { return Ok(false) };
+    let running = asyncio.getattr(intern!(py, "_get_running_loop"))?.call0()?;
+    if running.is_none() {
+        return Ok(false);
+    }
+    let told = match running.getattr_opt(intern!(py, "_exception_handler"))? {
+        Some(told) => told, // asyncio's own loops; uvloop's has a function alone
+        None => running.call_method0(intern!(py, "get_exception_handler"))?,
+    };
+    let function = told.getattr_opt(intern!(py, "__func__"))?.unwrap_or(told); // of a method
+    Ok(function.getattr_opt(intern!(py, "__code__"))?.is_some_and(|code| is_running(py, &code)))
 }
 
 #[cfg(test)]

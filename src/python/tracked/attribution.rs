@@ -154,6 +154,9 @@ impl Table {
 /// So many calls are looked at.
 #[cfg(ctxalloc_whole)]
 const MAX_FRAMES: usize = 16;
+/// The same where those that are meant may be far out.
+#[cfg(ctxalloc_whole)]
+const MAX_DEPTH: usize = 128;
 
 /// Looks through this thread's Python stack, from the innermost call on, at the file and the qualified name of each,
 /// until `look` answers. It may be called inside of an allocation.
@@ -195,7 +198,6 @@ pub(crate) fn find_running<R>(py: Python<'_>, mut look: impl FnMut(Running<'_>) 
 /// many calls as a nested import is deep. As [`find_call`].
 #[cfg(ctxalloc_whole)]
 pub(crate) fn count_calls(py: Python<'_>, file: &str, functions: &[&str], up_to: usize) -> usize {
-    const MAX_DEPTH: usize = 128;
     let _paused = Uncollected::new(py);
     let is_one = |frame: &Bound<'_, PyAny>| {
         call(py, frame).is_some_and(|call| {
@@ -203,6 +205,13 @@ pub(crate) fn count_calls(py: Python<'_>, file: &str, functions: &[&str], up_to:
         })
     };
     frames(py).take(MAX_DEPTH).filter(is_one).take(up_to).count()
+}
+
+/// Whether this thread runs this code, within no more calls than a nested import is deep. As [`find_call`].
+#[cfg(ctxalloc_whole)]
+pub(crate) fn is_running(py: Python<'_>, code: &Bound<'_, PyAny>) -> bool {
+    let _paused = Uncollected::new(py);
+    frames(py).take(MAX_DEPTH).any(|frame| frame.getattr(intern!(py, "f_code")).is_ok_and(|found| found.is(code)))
 }
 
 /// This thread's Python stack, from the innermost call on.

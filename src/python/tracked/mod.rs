@@ -4,7 +4,7 @@ mod attribution;
 
 pub(super) use attribution::attribution;
 #[cfg(ctxalloc_whole)]
-pub(super) use attribution::{Running, count_calls, find_call, find_running};
+pub(super) use attribution::{Running, count_calls, find_call, find_running, is_running};
 
 use super::asked::asked;
 use super::errors::wrong_type;

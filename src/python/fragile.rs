@@ -10,7 +10,7 @@ use super::allocating::asking;
 use super::eval_loop::with_methods;
 use super::symbol::symbol;
 use crate::whole::Python as Loop;
-use pyo3::exceptions::{PyException, PyImportError};
+use pyo3::exceptions::{PyException, PyImportError, PyMemoryError, PyRecursionError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyCFunction, PyDict, PyTuple};
@@ -20,7 +20,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 /// The loop, with those of this version.
 pub(super) fn with_fragile(py: Python<'_>, python: Loop) -> PyResult<Loop> {
     let mut found = by_name(py)?;
-    found.extend(by_doing(py, python)?);
+    match by_doing(py, python) {
+        Ok(functions) => found.extend(functions),
+        Err(error) if is_of_others(py, &error) => {}
+        Err(error) => return Err(error),
+    }
     if py.version_info().minor == 13 {
         found.extend(setting_defaults(py, python)?);
     }
@@ -28,7 +32,7 @@ pub(super) fn with_fragile(py: Python<'_>, python: Loop) -> PyResult<Loop> {
         match telling_of_events(py, python) {
             Ok(functions) => found.extend(functions),
             // An audit hook's: where nobody may watch, nobody is told.
-            Err(error) if error.is_instance_of::<PyException>(py) => {}
+            Err(error) if is_of_others(py, &error) => {}
             Err(error) => return Err(error),
         }
     }
@@ -36,6 +40,13 @@ pub(super) fn with_fragile(py: Python<'_>, python: Loop) -> PyResult<Loop> {
     found.sort_unstable();
     found.dedup();
     Ok(python.with_fragile(found))
+}
+
+/// Whether who has replaced what is called here has raised this, or does not let it be called: without it, what has a
+/// name is known. Anything else is not about this.
+fn is_of_others(py: Python<'_>, error: &PyErr) -> bool {
+    let is_ours = error.is_instance_of::<PyMemoryError>(py) || error.is_instance_of::<PyRecursionError>(py);
+    error.is_instance_of::<PyException>(py) && !is_ours
 }
 
 /// Those that have a name, or around which one has.

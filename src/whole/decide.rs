@@ -44,9 +44,9 @@ pub(crate) struct Binding {
     pub(crate) remembers: bool,
     /// Where Python's loop is. `None`: nobody is refused.
     pub(crate) python: Option<Python>,
-    /// Whether this thread is in code of Python's which would lose somebody's work where it is refused. As `selected`,
-    /// but it may allocate.
-    pub(crate) loses_work: fn() -> bool,
+    /// Whether this thread is in code of Python's which would lose somebody's work where it is refused a block, a small
+    /// one or another. As `selected`, but it may allocate.
+    pub(crate) loses_work: fn(bool) -> bool,
     /// Whether a tool's hooks stand before ours, as tracemalloc's. A block of native memory may then be its own, made
     /// under its lock, which it takes for each object: no object may be made meanwhile, so nobody is asked what runs.
     pub(crate) is_behind_a_tool: fn() -> bool,
@@ -391,7 +391,9 @@ impl Decider {
             return Answer::Grant;
         }
         match walk::answer_to_callers(python, size_bytes, is_object) {
-            Answer::Refuse | Answer::RefusePython if (self.binding.loses_work)() => Answer::Grant,
+            Answer::Refuse | Answer::RefusePython if (self.binding.loses_work)(size_bytes < EXACT_FROM) => {
+                Answer::Grant
+            }
             answer => answer,
         }
     }

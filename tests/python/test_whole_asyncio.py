@@ -279,3 +279,26 @@ def test_the_function_that_a_loop_tells_of_errors_is_called_out(loop: str) -> No
     assert len(told) == 20, told
     """.replace("LOOP", loop)
     )
+
+
+def test_a_step_of_a_task_is_not_refused_what_calls_it() -> None:
+    """The tuple of its arguments was, where the request's memory was used up: the task was never stepped again."""
+    check("""
+    async def waits(kept):
+        for _ in range(20):
+            await asyncio.sleep(0)
+            try:
+                while True:
+                    kept.append((len(kept),))  # up to what small blocks may take beyond the limit
+            except MemoryError:
+                pass
+    async def one():
+        try:
+            async with ctxalloc.request(whole=True, limit_bytes=1 * MiB):
+                kept = [[] for _ in range(4)]
+                await asyncio.gather(*map(waits, kept), return_exceptions=True)
+        except MemoryError:
+            pass
+    for _ in range(10):
+        asyncio.run(asyncio.wait_for(one(), 60))
+    """)

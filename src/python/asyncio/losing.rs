@@ -103,14 +103,16 @@ fn code_of(file: &str, function: &str, library: &str) -> Code {
     }
 }
 
-/// Whether an event loop would lose somebody's work here, on this thread. Inside of an allocation.
-pub(in crate::python) fn loses_work() -> bool {
+/// Whether an event loop would lose somebody's work here, on this thread, for a small block or another. Inside of an
+/// allocation.
+pub(in crate::python) fn loses_work(is_small: bool) -> bool {
     let Some(py) = attached::here() else { return false };
     let _pending = SetAside::new(py);
-    is_of_a_loop(py) && !calls_back(py)
+    is_of_a_loop(py) && (is_small || !calls_back(py))
 }
 
-/// Whether asyncio calls a function of C's that somebody gave it: what that raises the loop's handler is told of.
+/// Whether asyncio calls a function of C's that somebody gave it: what that raises the loop's handler is told of. The
+/// call itself takes small blocks, and may be the step of a task, which would never be stepped again.
 fn calls_back(py: Python<'_>) -> bool {
     let Some(library) = LIBRARY.get() else { return false };
     let calls = |file: &str, function: &str| {

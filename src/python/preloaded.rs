@@ -5,6 +5,7 @@
 use super::symbol::symbol;
 use super::uncollected::{VarReset, VarSet};
 use crate::sync::Made;
+use crate::unattributed::unattributed;
 use crate::whole::{Attach, AttachArrow, GetThread, Hook, Library, Thread};
 use pyo3::ffi::PyObject;
 use std::ffi::{CStr, c_int, c_void};
@@ -121,8 +122,11 @@ unsafe extern "C" fn watched_set(var: *mut PyObject, value: *mut PyObject) -> *m
 
 unsafe extern "C" fn watched_reset(var: *mut PyObject, token: *mut PyObject) -> c_int {
     let Some((_, reset)) = REAL.get() else { return -1 };
-    // SAFETY: the caller keeps the contract of `PyContextVar_Reset`.
-    let answer = changing(|| unsafe { reset(var, token) });
+    let answer = changing(|| {
+        let _unattributed = unattributed(); // what leaves a block is not refused what that takes
+        // SAFETY: the caller keeps the contract of `PyContextVar_Reset`.
+        unsafe { reset(var, token) }
+    });
     look();
     answer
 }

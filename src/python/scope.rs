@@ -9,7 +9,6 @@ use super::handler::PyHandler;
 use super::numpy::Numpy;
 use super::token_cell::TokenCell;
 use crate::handler::{Handler, Held};
-use crate::unattributed::unattributed;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -87,11 +86,7 @@ pub(super) fn deselect(
     name: &dyn Fn() -> String,
 ) -> PyResult<()> {
     let numpy = Numpy::get(py)?;
-    let restored = {
-        let _unattributed = unattributed(); // it is not refused what that takes
-        numpy.selection().reset(&token)
-    };
-    match restored {
+    match numpy.selection().reset(&token) {
         Ok(()) => {
             cell.clear();
             Ok(())

@@ -9,6 +9,7 @@
 use super::symbol::symbol;
 use super::uncollected::{Uncollected, VarReset, VarSet, collects_anywhere, uncollected};
 use crate::error::Error;
+use crate::unattributed::unattributed;
 use pyo3::exceptions::{PyImportError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -175,6 +176,7 @@ impl Selection {
     #[cold]
     fn reset_by_methods(&self, token: &Bound<'_, PyAny>) -> PyResult<()> {
         let py = token.py();
+        let _unattributed = unattributed(); // as what is preloaded does it for C's function
         let _uncollected = collects_anywhere(py).then(|| Uncollected::new(py));
         match self {
             Self::ContextVar { var, calls } => match calls {

@@ -46,7 +46,7 @@ PY_TOKEN: Final = "src/python/token.rs"
 SELECTION: Final = "src/python/selection.rs"
 DECORATE: Final = "python/ctxalloc/_decorate.py"
 RESTORE: Final = "        drop(selected::replace(old.take()));\n"
-EXIT: Final = "        numpy.selection().reset(&token)\n    };\n"
+EXIT: Final = "    match numpy.selection().reset(&token) {\n"
 UNCHECKED: Final = """let old = numpy.selection().old_capsule(token.bind(py))?;
     let outcome = numpy.selection().set(old.as_ref().unwrap_or(numpy.default_capsule(py))).map(drop);"""
 STREAM_END: Final = "this.inner.set(None); // destructors of the stream run in its context"
@@ -164,9 +164,9 @@ MUTANTS: Final = (
         "Self::zeroed_in(crate::handler::default_handler(), length)"),
     # scopes and tokens in Python
     Mutant("use() does not restore", SCOPE, EXIT,
-        "        let _ = numpy;\n        Ok::<(), PyErr>(())\n    };\n", "python"),
+        "        let _ = numpy;\n        match Ok::<(), PyErr>(()) {\n", "python"),
     Mutant("use() restores in whatever Context it is left", SCOPE, EXIT,
-        UNCHECKED.replace("token.bind(py)", "&token") + "\n        outcome\n    };\n", "python"),
+        UNCHECKED.replace("token.bind(py)", "&token") + "\n        match outcome {\n", "python"),
     Mutant("use() says nothing where it is left in another Context", SCOPE,
         "Err(entered_elsewhere(py, &name(), error))", "Ok(drop(error))", "python"),
     Mutant("reset() throws the Token away, as PyDataMem_SetHandler does", PY_TOKEN,

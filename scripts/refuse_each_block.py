@@ -108,10 +108,10 @@ def tries(number, text, only):
     for module in MODULES.split():
         with contextlib.suppress(ImportError):  # `tomllib` and others may be missing
             names[module.partition(".")[0]] = __import__(module)
-    exec(AROUND, names)  # noqa: S102
+    exec(AROUND, names)  # noqa: S102 - what the works use
     vars(sys.modules["__main__"]).update({name: names[name] for name in ("O", "P", "DC", "NT")})
     try:
-        exec(text, names)  # noqa: S102
+        exec(text, names)  # noqa: S102 - a work, from the file beside this one
     except SyntaxError:
         os._exit(0)
     work, given = names["t"], (Given(), Given())

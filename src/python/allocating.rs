@@ -5,7 +5,8 @@
 //! stays valid: they are never freed.
 #![allow(unsafe_code, reason = "CPython's allocators")]
 
-use super::domains::{GET, MEM, OBJ, SET, domain_function};
+use super::domains::{Domain, GET, MEM, OBJ, SET, domain_function};
+use crate::os;
 use crate::whole::{Allocator, Python as Loop};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -13,7 +14,6 @@ use std::ffi::{c_int, c_void};
 use std::mem::transmute;
 use std::ptr::null_mut;
 use std::sync::{Mutex, PoisonError};
-use std::thread::{self, ThreadId};
 
 type Malloc = unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void;
 type Calloc = unsafe extern "C" fn(*mut c_void, usize, usize) -> *mut c_void;
@@ -24,24 +24,24 @@ type Free = unsafe extern "C" fn(*mut c_void, *mut c_void);
 struct Watch {
     before: Allocator,
     python: Loop,
-    thread: ThreadId,
+    /// The thread that is watched.
+    thread: u32,
     /// Each function once; `None`: it has been taken away.
     found: Mutex<Option<Vec<usize>>>,
 }
 
 impl Watch {
     /// Puts it before the allocator of a domain.
-    fn begin(_py: Python<'_>, domain: c_int, python: Loop) -> Result<&'static Self, String> {
-        let (get, set) = (domain_function(GET)?, domain_function(SET)?);
+    fn begin(_py: Python<'_>, domain: c_int, python: Loop, (get, set): (Domain, Domain)) -> &'static Self {
         let mut before = Allocator { words: [null_mut(); 5] };
         // SAFETY: a domain, and a place for its allocator; this thread has the GIL.
         unsafe { get(domain, &raw mut before) };
-        let thread = thread::current().id();
+        let thread = os::thread_number();
         let watch: &Self = Box::leak(Box::new(Self { before, python, thread, found: Mutex::new(Some(Vec::new())) }));
         let mut own = watch.allocator();
         // SAFETY: this thread has the GIL; each block goes to its maker, also once this is taken away.
         unsafe { set(domain, &raw mut own) };
-        Ok(watch)
+        watch
     }
 
     fn allocator(&'static self) -> Allocator {
@@ -57,22 +57,20 @@ impl Watch {
     }
 
     /// Takes it away, unless somebody stands before it: then it passes on what it is asked for.
-    fn end(&'static self, _py: Python<'_>, domain: c_int) -> Vec<usize> {
-        if let (Ok(get), Ok(set)) = (domain_function(GET), domain_function(SET)) {
-            let (mut now, mut before) = (Allocator { words: [null_mut(); 5] }, self.before);
-            // SAFETY: as in `begin`.
-            unsafe {
-                get(domain, &raw mut now);
-                if now.words == self.allocator().words {
-                    set(domain, &raw mut before);
-                }
+    fn end(&'static self, _py: Python<'_>, domain: c_int, (get, set): (Domain, Domain)) -> Vec<usize> {
+        let (mut now, mut before) = (Allocator { words: [null_mut(); 5] }, self.before);
+        // SAFETY: as in `begin`.
+        unsafe {
+            get(domain, &raw mut now);
+            if now.words == self.allocator().words {
+                set(domain, &raw mut before);
             }
         }
         self.found.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or_default()
     }
 
     fn note(&self) {
-        if thread::current().id() != self.thread {
+        if os::thread_number() != self.thread {
             return;
         }
         if let Some(found) = &mut *self.found.lock().unwrap_or_else(PoisonError::into_inner) {
@@ -140,12 +138,10 @@ unsafe extern "C" fn free(watch: *mut c_void, block: *mut c_void) {
 
 /// The functions that ask Python for memory, and those that call them, up to the loop, while this is done.
 pub(super) fn asking(py: Python<'_>, python: Loop, work: impl FnOnce() -> PyResult<()>) -> PyResult<Vec<usize>> {
-    const DOMAINS: [c_int; 2] = [MEM, OBJ];
-    let begun: Vec<_> = DOMAINS.into_iter().map(|domain| Watch::begin(py, domain, python)).collect();
+    let function = |name| domain_function(name).map_err(PyRuntimeError::new_err);
+    let functions = (function(GET)?, function(SET)?);
+    let begun = [MEM, OBJ].map(|domain| (domain, Watch::begin(py, domain, python, functions)));
     let done = work();
-    let mut found = Vec::new();
-    for (domain, watch) in DOMAINS.into_iter().zip(begun) {
-        found.extend(watch.map_err(PyRuntimeError::new_err)?.end(py, domain));
-    }
+    let found = begun.map(|(domain, watch)| watch.end(py, domain, functions)).concat();
     done.map(|()| found)
 }

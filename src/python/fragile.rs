@@ -31,8 +31,7 @@ pub(super) fn with_fragile(py: Python<'_>, python: Loop) -> PyResult<Loop> {
     if py.version_info() >= (3, 12) {
         match telling_of_events(py, python) {
             Ok(functions) => found.extend(functions),
-            // An audit hook's: where nobody may watch, nobody is told.
-            Err(error) if is_of_others(py, &error) => {}
+            Err(error) if is_of_others(py, &error) => {} // where nobody may watch, nobody is told
             Err(error) => return Err(error),
         }
     }
@@ -42,8 +41,8 @@ pub(super) fn with_fragile(py: Python<'_>, python: Loop) -> PyResult<Loop> {
     Ok(python.with_fragile(found))
 }
 
-/// Whether who has replaced what is called here has raised this, or does not let it be called: without it, what has a
-/// name is known. Anything else is not about this.
+/// Whether who has replaced what is called here has raised this, or an audit hook: what can be found without it is
+/// known. Anything else is not about this.
 fn is_of_others(py: Python<'_>, error: &PyErr) -> bool {
     let is_ours = error.is_instance_of::<PyMemoryError>(py) || error.is_instance_of::<PyRecursionError>(py);
     error.is_instance_of::<PyException>(py) && !is_ours

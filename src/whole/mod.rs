@@ -15,6 +15,7 @@
 mod addresses;
 mod apart;
 mod arrow;
+mod binding;
 mod decide;
 mod functions;
 mod nobodys;
@@ -26,7 +27,8 @@ mod sampling;
 mod shared;
 mod walk;
 
-pub(crate) use decide::{Binding, Profile, Runs, profile};
+pub(crate) use binding::{Binding, Profile, Runs};
+pub(crate) use decide::profile;
 pub(crate) use nobodys::by_group;
 pub(crate) use python::{Python, extent, file_of};
 pub(crate) use shared::{Allocator, Attach, AttachArrow, GetThread, Hook, Kind, Library, Thread};

@@ -1,7 +1,8 @@
 //! The decision about a block that is resized: who pays for what it grows by, and whose it is where its request has
 //! ended. The decision about a new one: `decide`.
 
-use super::decide::{DECIDER, Decider, Runs, answer_to_arrow, busy, die, is_profiled, told_by_null};
+use super::binding::Runs;
+use super::decide::{DECIDER, Decider, answer_to_arrow, busy, die, is_profiled, told_by_null};
 use super::place::Record;
 use super::range;
 use super::sampling::{EXACT_FROM, counted, weight_of_sample};

@@ -123,10 +123,13 @@ extern "C" fn visit(context: *mut c_void, walk: *mut c_void) -> c_int {
     }
     let begin = enclosing(ip);
     let is_one_of = |functions: &[usize]| begin != 0 && functions.contains(&begin);
-    walk.survive &= !is_one_of(walk.python.fragile);
-    if info.dli_fbase.addr() == walk.python.file || !walk.survive {
-        walk.is_allocators |= walk.asks_for_allocator && is_one_of(&walk.python.allocator);
-        return if walk.is_allocators || !walk.survive { STOP } else { GO_ON };
+    if is_one_of(walk.python.fragile) {
+        walk.survive = false;
+        return STOP;
+    }
+    if info.dli_fbase.addr() == walk.python.file {
+        walk.is_allocators = walk.asks_for_allocator && is_one_of(&walk.python.allocator);
+        return if walk.is_allocators { STOP } else { GO_ON };
     }
     // SAFETY: the name of a loaded library, which ends with NUL.
     let name = unsafe { CStr::from_ptr(info.dli_fname) }.to_bytes();

@@ -263,7 +263,8 @@ def test_the_function_that_a_loop_tells_of_errors_is_called_out(loop: str) -> No
         try:
             async with ctxalloc.request(whole=True, limit_bytes=2 * MiB):
                 asyncio.get_running_loop().call_soon(fails)
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(0)
+                await asyncio.sleep(0)
         except ctxalloc.BudgetExceeded:
             told.append(1)
         kept.clear()

@@ -139,21 +139,23 @@ fn running(py: Python<'_>) -> Code {
     find_call(py, look).unwrap_or(Code::Own)
 }
 
-/// Whether an event loop of asyncio runs on this thread. Inside of an allocation; it imports nothing.
+/// Whether an event loop of asyncio runs on this thread. Inside of an allocation.
 pub(in crate::python) fn has_a_loop(py: Python<'_>) -> PyResult<bool> {
-    let Some(asyncio) = module(py, intern!(py, "_asyncio")) else { return Ok(false) };
-    Ok(!asyncio.getattr(intern!(py, "_get_running_loop"))?.call0()?.is_none())
+    Ok(running_loop(py)?.is_some())
+}
+
+/// That loop. It imports nothing.
+fn running_loop(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
+    let Some(asyncio) = module(py, intern!(py, "_asyncio")) else { return Ok(None) };
+    let found = asyncio.getattr(intern!(py, "_get_running_loop"))?.call0()?;
+    Ok((!found.is_none()).then_some(found))
 }
 
 /// Whether the function runs on this thread that the loop's user has it call for errors nobody waits for. What it
 /// raises is lost, and the error that it was called for as well. It runs no code of the user's, unless the loop is of a
 /// class of theirs.
 pub(in crate::python) fn tells_of_errors(py: Python<'_>) -> PyResult<bool> {
-    let Some(asyncio) = module(py, intern!(py, "_asyncio")) else { return Ok(false) };
-    let running = asyncio.getattr(intern!(py, "_get_running_loop"))?.call0()?;
-    if running.is_none() {
-        return Ok(false);
-    }
+    let Some(running) = running_loop(py)? else { return Ok(false) };
     let told = match running.getattr_opt(intern!(py, "_exception_handler"))? {
         Some(told) => told, // asyncio's own loops; uvloop's has a function alone
         None => running.call_method0(intern!(py, "get_exception_handler"))?,

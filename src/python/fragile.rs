@@ -100,7 +100,7 @@ fn by_doing(py: Python<'_>, python: Loop) -> PyResult<Vec<usize>> {
         [].extend(map(str, [n]))
     return made
 def items(count):
-    return [iter(of_dict) for _ in range(count)]
+    return [(iter(of_dict), reversed(of_dict), iter(of_ordered), reversed(of_ordered)) for _ in range(count)]
 def trees(count):
     return [(element.iter(), element.itertext()) for _ in range(count)]
 def variables_of_one():
@@ -121,6 +121,8 @@ def variables(count):
     let sys = py.import("sys")?;
     names.set_item("empty", PyTuple::empty(py))?;
     names.set_item("of_dict", PyDict::new(py).call_method0("items")?)?;
+    let ordered = py.import("collections")?.getattr("OrderedDict")?;
+    names.set_item("of_ordered", ordered.call0()?.call_method0("items")?)?;
     names.set_item("element", element.call1(("a",))?)?;
     names.set_item("Element", element)?;
     names.set_item("frame", sys.getattr("_getframe")?)?;

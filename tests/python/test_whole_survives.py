@@ -12,6 +12,9 @@ WORKS = {
     "items": "iter(items)",
     "items of a list": "list(items)",
     "items in C": "next(map(iter, [items]))",
+    "items reversed": "reversed(items)",
+    "items of an OrderedDict": "iter(ordered)",
+    "the same reversed": "reversed(ordered)",
     "elements": "element.iter()",
     "texts": "element.itertext()",
     "functions": "lambda: number",
@@ -27,8 +30,10 @@ def test_what_python_does_not_survive_is_not_refused(work: str) -> None:
     """Each of these ended the process in one of a few rounds, on some of CPython 3.11 to 3.14."""
     check(
         """
+    import collections
     import xml.etree.ElementTree as ET
     items, element = {str(number): number for number in range(3)}.items(), ET.fromstring("<a>b<c/></a>")
+    ordered = collections.OrderedDict(items).items()
     def fill(kept):
         try:
             kept.extend(map(str, range(10**7)))

@@ -308,12 +308,16 @@ def measured(name: str, kind: str, folder: Path, requests: int, clients: int) ->
 def bench(name: str, requests: int, rounds: int, clients: int, folder: Path) -> None:
     """Records, asks for advice, follows it, measures."""
     with server(name, "recorded", folder) as (_, port):
+        # As a day has quiet times and busy ones: what a request waits for shows where it runs by itself.
+        load(SERVICES[name], port, folder, requests // 3, 4, clients=1)
         load(SERVICES[name], port, folder, requests, 3, clients=clients)
     words = ["-m", "ctxalloc", "recommend", f"{folder}/service.trace", "--rounds", str(rounds), "--json"]
     told = json.loads(subprocess.run([sys.executable, *words], check=True, stdout=subprocess.PIPE).stdout)
     print(f"\n{name}, {clients} clients: {told['requests']} requests were recorded")
     for route in told["routes"]:
         print(f"  {route['route']}: {route['verdict']} {route['strategy']}: {route['reason']}")
+    if told["at_once"] is not None:
+        print(f"  at once: {told['at_once']['reason']}")
     if told["together"] is not None:
         print(f"  together: {json.dumps({arm: len(part) for arm, part in told['together']['rounds'].items()})}")
     (folder / "advice.py").write_text(told["snippets"]["python"])

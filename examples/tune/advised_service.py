@@ -94,7 +94,9 @@ def measured(kind: str, requests: int, clients: int, folder: Path) -> None:
         # As it is: the C heap, which NumPy's default takes its memory from. Advice begins with what was recorded.
         terms = ctxalloc.request(strategy=strategies.System())
         with ctxalloc.record(folder / "service.trace", one_in=1, share=1.0):
-            asyncio.run(load(AllocatorMiddleware(app, routes=dict.fromkeys(ROUTES, terms)), requests, clients))
+            app = AllocatorMiddleware(app, routes=dict.fromkeys(ROUTES, terms))
+            for each in (1, clients):  # what a request waits for shows where it runs by itself
+                asyncio.run(load(app, requests // 2, each))
     else:
         if kind == "advised":
             names: dict[str, Any] = {"app": app}
@@ -131,6 +133,8 @@ def main() -> None:
         told = json.loads(subprocess.run([sys.executable, *words], check=True, stdout=subprocess.PIPE).stdout)
         for route in told["routes"]:
             print(f"{route['route']:12} {route['verdict']:8} {route['strategy']:10} {route['reason']}")
+        if told["at_once"] is not None:
+            print(f"at once: {told['at_once']['reason']}")
         (Path(folder) / "advice.py").write_text(told["snippets"]["python"])
         rounds = [(one("default"), one("advised")) for _ in range(options.rounds)]
         for at, what, unit in ((0, "processor time", 1.0), (1, "page faults", 1.0), (2, "largest RSS, MiB", 1 << 20)):

@@ -33,6 +33,8 @@ STEADY: Final = 1.3
 """Slowest over fastest round of the strategy that it has, above which small differences say nothing."""
 HALVES: Final = 1.5
 """Larger over smaller p95 of the peaks of both halves, above which the recording does not say what is usual."""
+LIMIT_OVER_PEAK: Final = 1.5
+"""A limit, over the p99.9 of the peaks."""
 LONGEST_GAP: Final = 60.0
 """Nothing is kept warm over longer gaps, in seconds."""
 DEFAULT_DECAY: Final = 10.0
@@ -55,7 +57,7 @@ RULES: Final = (
         f"{LESS_MEMORY:.0%} and 1 MiB less memory and no more time"
     ),
     (f"more memory: 8 MiB, or {MORE_MEMORY:.0%}, or half the share of processor time that it saves, whichever is most"),
-    "limit_bytes: 1.5 times the p99.9 of the peaks; reserve_bytes: 1.2 times their p95",
+    f"limit_bytes: {LIMIT_OVER_PEAK:g} times the p99.9 of the peaks; reserve_bytes: 1.2 times their p95",
     (
         "warm_bytes of each process, where routes have a pool: 1.2 times the most bytes alive at one time in one, or a "
         "sixteenth or a quarter of that if all together take at most 1% of the requests' time more with it; "
@@ -175,7 +177,10 @@ def sizes_of(route: dict[str, Any]) -> Sizes:
     peaks = sorted(route["peak_bytes"])
     limit = reserve = None
     if len(peaks) >= MIN_REQUESTS:
-        limit, reserve = _up(1.5 * quantile(peaks, 0.999), 64 << 10), _up(1.2 * quantile(peaks, 0.95), 64 << 10)
+        limit, reserve = (
+            _up(LIMIT_OVER_PEAK * quantile(peaks, 0.999), 64 << 10),
+            _up(1.2 * quantile(peaks, 0.95), 64 << 10),
+        )
         reserve = min(reserve, limit)
     return Sizes(limit, reserve, _up(1.2 * route["peak_live_bytes"], 1 << 20), _decay(route["gaps_ns"]))
 

@@ -4,6 +4,7 @@ import html
 import statistics
 from typing import Any, Final
 
+from ctxalloc import _at_once
 from ctxalloc._text import counted, printable, size_text
 
 _WIDTH: Final = 420
@@ -63,6 +64,8 @@ def page(name: str, told: dict[str, Any], together: str | None, beyond: str | No
         )
         if told["warm"] is not None:
             summary += f" Measured: {told['warm']['reason']}."
+    if told["at_once"] is not None:
+        summary += f" All routes together: {_at_once.text_of(told['at_once'])}."
     if together is not None:
         summary += f" All in one process: {together}."
     partial = "<p class=partial>Interrupted: this is what was measured until then." if told["is_partial"] else ""
@@ -87,7 +90,8 @@ def _route(one: dict[str, Any]) -> str:
     headline = _HEADLINES.get(one["verdict"], f"use {one['strategy']}")
     rows = [("recorded under", one["as_it_is"]["handler"]), ("why", one["reason"])]
     if one["limit_bytes"] is not None:
-        rows.append(("set", f"limit_bytes={one['limit_bytes']}, reserve_bytes={one['reserve_bytes']}"))
+        budget = ", of the common budget" if one["waits"] else ""
+        rows.append(("set", f"limit_bytes={one['limit_bytes']}, reserve_bytes={one['reserve_bytes']}{budget}"))
     if one["warm_bytes"] is not None:
         rows.append(("keep warm", f"{size_text(one['warm_bytes'])} for {one['decay_seconds']:g} s"))
     rows.append(("rests on", one["confidence"]))

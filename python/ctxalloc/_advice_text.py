@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from ctxalloc import _together
+from ctxalloc import _at_once, _together
 from ctxalloc._text import counted, printable, size_text, tidy
 
 ALL_ROUTES: Final = "all routes"
@@ -70,6 +70,7 @@ def tell_all(path: Path, told: dict[str, Any], out: TextIO) -> None:
         if one["limit_bytes"] is not None:
             sizes = f"limit_bytes={one['limit_bytes']} ({size_text(one['limit_bytes'])})"
             sizes += f", reserve_bytes={one['reserve_bytes']} ({size_text(one['reserve_bytes'])})"
+            sizes += ", of the common budget" if one["waits"] else ""
             tell(f"  set         {sizes}")
         if one["warm_bytes"] is not None:
             tell(f"  keep warm   {size_text(one['warm_bytes'])} for {one['decay_seconds']:g} s")
@@ -91,6 +92,8 @@ def tell_all(path: Path, told: dict[str, Any], out: TextIO) -> None:
         tell(f"{ALL_ROUTES} together: keep {warm} in each process (ctxalloc.configure)")
         if told["warm"] is not None:
             tell(f"  {told['warm']['reason']}")
+    if told["at_once"] is not None:
+        tell(f"  {_at_once.text_of(told['at_once'])}")
     if (together := together_text(told)) is not None:
         tell(f"  {together}")
     for where, snippet in told["snippets"].items():

@@ -16,6 +16,7 @@ from ctxalloc import (
     _advice,
     _advice_page,
     _advice_text,
+    _at_once,
     _files,
     _gaps,
     _malloc,
@@ -93,6 +94,8 @@ class Found(NamedTuple):
     """How much is kept warm; None: all that may be needed, since less was not tried."""
     is_interrupted: bool = False
     """Before less was tried."""
+    at_once: _at_once.AtOnce | None = None
+    """What the routes may hold together; None: nothing is gained by that, or not all were asked for."""
 
     @property
     def kept(self) -> _snippets.Kept | None:
@@ -172,10 +175,22 @@ def advise(
     left = [route["name"] for route in routes[len(found) :]]
     told = Found(found, whole, left, Beyond(*beyond) if only is None else Beyond(0, 0))
     with _Plans(recording) as plans:
+        if not told.is_partial and only is None:
+            told = told._replace(at_once=_at_once_of(recording, told, every))
         if not told.is_partial and len(every) > 1:
             tries_pool = POOL in strategies and only is None
             told = _with_all_together(plans, told, every, rounds, shown, tries_pool=tries_pool)
         return told if told.is_partial else _with_least_warm(plans, told, routes, rounds, shown)
+
+
+def _at_once_of(recording: _Recording, found: Found, routes: list[dict[str, Any]]) -> _at_once.AtOnce | None:
+    *_, processors, _began, one_in, highest, _share, _processes, _size, _others, missing = recording.header
+    advised = {one.route: one for one in found.advice if not one.is_failed and _snippets.is_pattern(one.route)}
+    sized = [
+        _at_once.Sized(facts, advised[name].sizes.limit_bytes if (name := facts["name"]) in advised else None)
+        for facts in routes
+    ]
+    return _at_once.advised(found.whole, sized, processors, is_complete=one_in == highest == 1 and not missing)
 
 
 class _Plans(contextlib.ExitStack):
@@ -376,10 +391,26 @@ def _page_problem(target: _files.Target, path: Path, told: dict[str, Any]) -> st
 def sets_of(found: Found) -> list[_snippets.Set]:
     """What each route is to get."""
     return [
-        _snippets.Set(one.route, _strategy_of(one), one.sizes.limit_bytes, one.sizes.reserve_bytes)
+        _snippets.Set(
+            one.route,
+            _strategy_of(one),
+            one.sizes.limit_bytes,
+            _reserve_of(one, found),
+            waits=_waits(one, found),
+        )
         for one in found.advice
         if (one.decision.verdict != "unknown" or one.sizes.limit_bytes is not None) and one.route != OTHERS
     ]
+
+
+def _waits(one: Advice, found: Found) -> bool:
+    """Whether it waits for the routes' common budget."""
+    return found.at_once is not None and found.at_once.limit_bytes is not None and one.route in found.at_once.routes
+
+
+def _reserve_of(one: Advice, found: Found) -> int | None:
+    """What it reserves: its whole limit where it waits, so that the common budget never refuses it."""
+    return one.sizes.limit_bytes if _waits(one, found) else one.sizes.reserve_bytes
 
 
 def _strategy_of(one: Advice) -> str | None:
@@ -393,7 +424,14 @@ def snippets_of(found: Found, kept: _snippets.Kept | None) -> dict[str, str]:
     sets = sets_of(found)
     if not sets:
         return {}
-    told = {"python": _snippets.python(sets, kept), "rust": _snippets.rust(sets), "dask": _snippets.dask(sets)}
+    at_once = None
+    if found.at_once is not None and found.at_once.limit_bytes is not None:
+        at_once = _snippets.Common(found.at_once.limit_bytes, found.at_once.timeout_seconds)
+    told = {
+        "python": _snippets.python(sets, kept, at_once),
+        "rust": _snippets.rust(sets, at_once),
+        "dask": _snippets.dask(sets),
+    }
     return {where: text for where, text in told.items() if text is not None}
 
 
@@ -410,8 +448,9 @@ def as_json(path: Path, found: Found) -> dict[str, Any]:
         "decay_seconds": None if kept is None else kept.decay_seconds,
         "warm": None if found.warm is None else _warm.as_json(found.warm),
         "together": _together_as_json(found.together),
-        "rules": list(_advice.RULES),
-        "routes": [_route_as_json(one, kept) for one in found.advice],
+        "at_once": None if found.at_once is None else _at_once.as_json(found.at_once),
+        "rules": [*_advice.RULES, _at_once.RULE],
+        "routes": [_route_as_json(one, found, kept) for one in found.advice],
         "snippets": snippets_of(found, kept),
     }
 
@@ -423,7 +462,7 @@ def _together_as_json(found: Together | None) -> dict[str, Any] | None:
     return {"rounds": rounds, "untried": [name or UNNAMED for name in found.untried], "problem": found.problem}
 
 
-def _route_as_json(one: Advice, kept: _snippets.Kept | None) -> dict[str, Any]:
+def _route_as_json(one: Advice, found: Found, kept: _snippets.Kept | None) -> dict[str, Any]:
     peaks = sorted(one.facts["peak_bytes"])
     quantiles = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p99.9": 0.999, "max": 1.0}
     return {
@@ -437,6 +476,8 @@ def _route_as_json(one: Advice, kept: _snippets.Kept | None) -> dict[str, Any]:
         "withdrawn": one.withdrawn,
         "gain": None if one.decision.gain is None else one.decision.gain._asdict(),
         **one.sizes._asdict(),
+        "reserve_bytes": _reserve_of(one, found),
+        "waits": _waits(one, found),
         "warm_bytes": min(one.sizes.warm_bytes, kept.warm_bytes) if one.has_pool and kept is not None else None,
         **({} if one.has_pool else {"decay_seconds": None}),
         "mmap_threshold": one.mmap_threshold,

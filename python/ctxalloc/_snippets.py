@@ -17,6 +17,15 @@ class Set(NamedTuple):
     """None: the one that it has, which is not written here."""
     limit_bytes: int | None
     reserve_bytes: int | None
+    waits: bool = False
+    """Whether it reserves that of the routes' common budget."""
+
+
+class Common(NamedTuple):
+    """The budget that routes reserve of."""
+
+    limit_bytes: int
+    timeout_seconds: int
 
 
 class Kept(NamedTuple):
@@ -53,6 +62,8 @@ _UNNAMED: Final = (
     "# For all paths without a row. A row, or name= in the terms, gives requests a name, and advice of their own."
 )
 """Of requests of a middleware that have no name."""
+_COMMON: Final = "Who finds no room here waits in line. Make it the parent of budgets that these routes have."
+"""Of the budget that routes have together."""
 _KEEP: Final = "What a route has beside these terms it keeps:"
 
 
@@ -88,8 +99,11 @@ def _whose(one: Set) -> str:
     return {"": "has no name", UNNAMED: f"has no name or {called}"}.get(one.route, called)
 
 
-def python(sets: Sequence[Set], kept: Kept | None) -> str:
-    """The middleware's ``routes``, and requests by hand for names that are no routes."""
+def python(sets: Sequence[Set], kept: Kept | None, at_once: Common | None = None) -> str:
+    """The middleware's ``routes``, and requests by hand for names that are no routes.
+
+    ``at_once``: the budget of those that wait.
+    """
     rows: list[str] = []
     by_hand: list[str] = []
     default: list[str] = []
@@ -103,6 +117,8 @@ def python(sets: Sequence[Set], kept: Kept | None) -> str:
         words = [] if is_pattern(one.route) or not one.route else [f"name={one.route!r}"]
         words += [] if one.limit_bytes is None else [f"limit_bytes={one.limit_bytes}"]
         words += [] if one.reserve_bytes is None else [f"reserve_bytes={one.reserve_bytes}"]
+        if one.waits and at_once is not None:
+            words += ["budget=at_once", f"timeout={at_once.timeout_seconds}"]
         words += [] if strategy is None else [f"strategy={strategy}"]
         terms = f"ctxalloc.request({', '.join(words)})"
         # An arena is for one request: a function makes each its own.
@@ -119,6 +135,8 @@ def python(sets: Sequence[Set], kept: Kept | None) -> str:
     if kept is not None:
         text.append(f"ctxalloc.configure(warm_bytes={kept.warm_bytes}, decay_seconds={kept.decay_seconds:g})")
     text += lines
+    if at_once is not None:
+        text += [f"# {_COMMON}", f'at_once = ctxalloc.Budget({at_once.limit_bytes}, name="at once")']
     text += [f"# {_KEEP} whole, budget, strict, timeout, a default."] if sets else []
     text += ["routes = {", *rows, "}"] if rows else []
     text += default
@@ -167,7 +185,7 @@ def _in_rust(one: Set, names: set[str], sources: set[str], shared: list[str]) ->
         strategy = f'.strategy(Aligned::new({align}).expect("a power of two"))'
     limit = "" if one.limit_bytes is None else f".limit_bytes({one.limit_bytes})"
     reserve = "" if one.reserve_bytes is None else f".reserve_bytes({one.reserve_bytes})"
-    return f"{limit}{reserve}{strategy}"
+    return f"{limit}{reserve}{'.budget(&at_once)' if one.waits else ''}{strategy}"
 
 
 def _beside(one: Set) -> list[str]:
@@ -177,8 +195,8 @@ def _beside(one: Set) -> list[str]:
     return _its_own(one) + ([] if is_said else [f"and the strategy {strategy}"])
 
 
-def rust(sets: Sequence[Set]) -> str:
-    """The layer of tower: terms by route; requests by hand for names that are no routes."""
+def rust(sets: Sequence[Set], at_once: Common | None = None) -> str:
+    """The layer of tower: terms by route; requests by hand for names that are no routes. ``at_once``: as in Python."""
     names: set[str] = set()
     sources: set[str] = set()
     shared: list[str] = []
@@ -199,6 +217,11 @@ def rust(sets: Sequence[Set]) -> str:
         arms[key] = _noted(f"terms{_in_rust(one, names, sources, shared)},", " //", _beside(one))
     if not arms:
         return "\n".join(aside)
+    wait: list[str] = []
+    if at_once is not None:
+        names.add("Budget")
+        shared += [f"// {_COMMON}", f'let at_once = Budget::new("at once", Some({at_once.limit_bytes}));']
+        wait.append(f"let layer = layer.waiting().timeout(Duration::from_secs({at_once.timeout_seconds}));")
     uses = [_use(module, found) for module, found in (("source", sources), ("strategy", names)) if found]
     # As they are called in the recording.
     name = 'format!("{} {route}", parts.method)' if any(method != "_" for method, _ in arms) else "route.to_owned()"
@@ -210,6 +233,7 @@ def rust(sets: Sequence[Set]) -> str:
             "use axum::extract::MatchedPath;",
             *uses,
             "use ctxalloc::tower::RequestLayer;",
+            *(["use std::time::Duration;"] if wait else []),
             "",
             *shared,
             f"// {_KEEP} a budget, a timeout, a handler.",
@@ -221,6 +245,7 @@ def rust(sets: Sequence[Set]) -> str:
             "        _ => terms,",
             "    })",
             "});",
+            *wait,
             *aside,
         ]
     )

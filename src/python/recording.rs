@@ -125,9 +125,10 @@ fn numbers(event: Event) -> EventNumbers {
         What::Resize { block, bytes, moved } => ("resize", vec![block, bytes, u64::from(moved)]),
         What::Free { block } => ("free", vec![block]),
         What::Refused { bytes, by } => ("refused", vec![bytes, by]),
-        What::End { sums, page_faults } => {
+        What::End { sums, page_faults, processor_ns } => {
             let Sums { peak_bytes, total_bytes, blocks, live_bytes, refused, .. } = sums;
-            ("end", [peak_bytes, total_bytes, blocks, live_bytes, refused].into_iter().chain(page_faults).collect())
+            let sums = [peak_bytes, total_bytes, blocks, live_bytes, refused];
+            ("end", sums.into_iter().chain(page_faults).chain(processor_ns).collect())
         }
     };
     (event.at_ns, event.thread, event.request, kind, numbers)

@@ -165,6 +165,8 @@ fn numbers_of(py: Python<'_>, route: Route) -> PyResult<Bound<'_, PyDict>> {
     numbers.set_item("name", route.name)?;
     numbers.set_item("peak_bytes", sequence(py, &route.peak_bytes)?)?;
     numbers.set_item("gaps_ns", sequence(py, &route.gaps_ns)?)?;
+    numbers.set_item("alone_ns", sequence(py, &route.alone_ns)?)?;
+    numbers.set_item("alone_processor_ns", sequence(py, &route.alone_processor_ns)?)?;
     numbers.set_item("sizes", route.sizes)?;
     Ok(numbers)
 }

@@ -34,6 +34,8 @@ const FREE: u8 = 3;
 const REFUSED: u8 = 4;
 const END: u8 = 5;
 const THREAD_END: u8 = 6;
+/// An end with page faults and with processor time: the flag would be with the former alone.
+const END_USED: u8 = 7;
 
 /// What a process says when it begins to record into a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -192,6 +194,7 @@ impl Events {
             What::Resize { moved, .. } => (RESIZE, moved),
             What::Free { .. } => (FREE, false),
             What::Refused { by, .. } => (REFUSED, by > 0),
+            What::End { page_faults: Some(_), processor_ns: Some(_), .. } => (END_USED, false),
             What::End { page_faults, .. } => (END, page_faults.is_some()),
         };
         let (other_request, other_thread) = (event.request != before.request, event.thread != before.thread);
@@ -234,9 +237,11 @@ impl Events {
                     put_change(bytes, event.request, by);
                 }
             }
-            What::End { sums, page_faults } => {
+            What::End { sums, page_faults, processor_ns } => {
                 let Sums { peak_bytes, total_bytes, blocks, live_bytes, refused, includes_others: _ } = sums;
-                for number in [peak_bytes, total_bytes, blocks, live_bytes, refused].into_iter().chain(page_faults) {
+                let numbers = [peak_bytes, total_bytes, blocks, live_bytes, refused];
+                let used = page_faults.into_iter().chain(page_faults.and(processor_ns));
+                for number in numbers.into_iter().chain(used) {
                     put(bytes, number);
                 }
             }
@@ -313,7 +318,7 @@ pub(super) fn read_event(bytes: &mut Bytes<'_>, before: &mut Before) -> Option<T
             let size = bytes.number()?;
             What::Refused { bytes: size, by: if flag { bytes.changed(before.request)? } else { 0 } }
         }
-        END => {
+        kind @ (END | END_USED) => {
             let sums = Sums {
                 peak_bytes: bytes.number()?,
                 total_bytes: bytes.number()?,
@@ -322,7 +327,9 @@ pub(super) fn read_event(bytes: &mut Bytes<'_>, before: &mut Before) -> Option<T
                 refused: bytes.number()?,
                 includes_others: first & OTHERS_TOO != 0,
             };
-            What::End { sums, page_faults: if flag { Some(bytes.number()?) } else { None } }
+            let is_used = kind == END_USED;
+            let page_faults = if flag || is_used { Some(bytes.number()?) } else { None };
+            What::End { sums, page_faults, processor_ns: if is_used { Some(bytes.number()?) } else { None } }
         }
         _ => return None,
     };
@@ -346,10 +353,11 @@ mod tests {
             What::Refused { bytes: 12, by: 0 },
             What::Refused { bytes: 13, by: 1 },
             What::Free { block: 9 },
-            What::End { sums, page_faults: None },
-            What::End { sums, page_faults: Some(u64::MAX) },
-            What::End { sums: with_others, page_faults: None },
-            What::End { sums: with_others, page_faults: Some(7) },
+            What::End { sums, page_faults: None, processor_ns: None },
+            What::End { sums, page_faults: Some(u64::MAX), processor_ns: None },
+            What::End { sums: with_others, page_faults: None, processor_ns: None },
+            What::End { sums: with_others, page_faults: Some(7), processor_ns: Some(u64::MAX) },
+            What::End { sums, page_faults: Some(0), processor_ns: Some(0) },
         ];
         let numbers = (0..).map(|number: u64| (number * 1_000_007, number as u32 / 3, 5 - number / 2));
         let events: Vec<_> =

@@ -97,6 +97,9 @@ pub enum What {
         /// How many page faults the whole process had from its beginning on: the program had no more for it. `None`:
         /// the system does not say, or an older version recorded it.
         page_faults: Option<u64>,
+        /// What the whole process spent on processors from its beginning on, in the program and in the kernel, in
+        /// nanoseconds: the request did not need more. `None`: as for page faults.
+        processor_ns: Option<u64>,
     },
 }
 

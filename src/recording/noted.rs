@@ -8,6 +8,7 @@ use super::threads::this_thread;
 use crate::os;
 use crate::unattributed::unattributed;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A request that is recorded.
 #[derive(Debug, Clone)]
@@ -21,13 +22,8 @@ pub(crate) struct Noted {
     around: Arc<[Its]>,
     /// What its handler promises.
     align: u32,
-    /// Page faults of the process when it began.
-    faults_before: Option<u64>,
-}
-
-/// Of the process, until now.
-fn page_faults() -> Option<u64> {
-    os::used().map(|(_, faults)| faults)
+    /// What the process had used when it began.
+    used_before: Option<(Duration, u64)>,
 }
 
 /// What numbers a request has.
@@ -111,8 +107,7 @@ fn begin_in(
     let name = core.number_of(false, name.unwrap_or(""));
     let handler = core.number_of(true, &handler());
     let align = u32::try_from(align).unwrap_or(0);
-    let noted =
-        Noted { core, shard, session, it: Its { request, account }, around, align, faults_before: page_faults() };
+    let noted = Noted { core, shard, session, it: Its { request, account }, around, align, used_before: os::used() };
     let parent = noted.around.first().map_or(0, |one| one.request);
     noted.change(
         || (),
@@ -226,12 +221,15 @@ impl Noted {
 
     /// The request ends: `end` says so to its account.
     pub(crate) fn end<R>(&self, end: impl FnOnce() -> (R, Sums)) -> R {
-        let page_faults = self.faults_before.zip(page_faults()).map(|(before, now)| now.saturating_sub(before));
+        let used = self.used_before.zip(os::used()).map(|((time, faults), (now, faults_now))| {
+            (now.saturating_sub(time).as_nanos() as u64, faults_now.saturating_sub(faults))
+        });
+        let (processor_ns, page_faults) = used.unzip();
         let (done, _) = self.change_and_write(
             end,
             |shard, (_, sums)| {
                 shard.open.remove(&self.it.request);
-                self.note(shard, What::End { sums: *sums, page_faults });
+                self.note(shard, What::End { sums: *sums, page_faults, processor_ns });
             },
             true,
         );

@@ -57,6 +57,11 @@ pub struct Route {
     pub peak_live_bytes: u64,
     /// The times without a request of it in a process, between two that had some there, in nanoseconds.
     pub gaps_ns: Vec<u64>,
+    /// How long each request took during which the process had no other one open, in nanoseconds: without what it waits
+    /// for where several run.
+    pub alone_ns: Vec<u64>,
+    /// What the process spent on processors meanwhile, in nanoseconds, where the recording says so.
+    pub alone_processor_ns: Vec<u64>,
     /// How many requests had each handler, by the name that the recording has for it: `pool`, `System`, `Arena`.
     pub handlers: BTreeMap<String, u64>,
 }
@@ -110,6 +115,8 @@ struct Now {
     open: u64,
     live_bytes: u64,
     idle_since: Option<u64>,
+    /// The open request, if no other one was open since it began.
+    alone: Option<u64>,
 }
 
 /// What a recording says of each route, those with the most requests first, and of all together: the last one, without
@@ -220,6 +227,8 @@ impl Reader {
                     *self.routes[place.route].handlers.entry(handler).or_default() += 1;
                 } else if !is_inside {
                     self.on_each(place, |route, now| now.begin(route, at_ns));
+                    let process = &mut self.now[place.now[0]];
+                    process.alone = (process.open == 1).then_some(request);
                 }
             }
             What::Allocate { block, bytes, zeroed, align } => {
@@ -284,7 +293,7 @@ impl Reader {
                     self.on_each(place, |route, _| *route.refused_by.entry(name.clone()).or_default() += 1);
                 }
             }
-            What::End { sums, page_faults } => {
+            What::End { sums, page_faults, processor_ns } => {
                 let Some(open) = self.requests.get_mut(&request) else { return };
                 open.ended_ns = Some(at_ns);
                 self.ended.push(thread, request);
@@ -293,6 +302,7 @@ impl Reader {
                 if is_root {
                     open.peaks = (!refused).then(|| [0, place.route].map(|at| self.routes[at].peak_bytes.len()));
                     let handler = recording.handlers().get(open.handler as usize).map_or("", String::as_str);
+                    let was_alone = self.now[place.now[0]].alone.take() == Some(request);
                     self.on_each(place, |route, now| {
                         now.end(at_ns);
                         route.page_faults = match route.requests {
@@ -305,6 +315,10 @@ impl Reader {
                         route.refused_requests += u64::from(refused);
                         if !refused {
                             route.peak_bytes.push(sums.peak_bytes);
+                        }
+                        if was_alone && !refused {
+                            route.alone_ns.push(duration_ns);
+                            route.alone_processor_ns.extend(processor_ns);
                         }
                     });
                 }

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 MAGIC: Final = b"\x89CTXREC\x01"
-BEGIN, ALLOCATE, RESIZE, FREE, END = 0, 1, 2, 3, 5
+BEGIN, ALLOCATE, RESIZE, FREE, END, END_USED = 0, 1, 2, 3, 5, 7
 
 
 def number(value: int) -> bytes:
@@ -108,10 +108,12 @@ class Script:
         self.accounts[request].grow(-size)
         self._add(thread, request, FREE, change(0, block))
 
-    def end(self, request: int, thread: int = 0) -> None:
-        """A request ends."""
+    def end(self, request: int, thread: int = 0, *, processor_ns: int | None = None) -> None:
+        """A request ends, with what the process spent on processors meanwhile, if that is said."""
         one = self.accounts[request]
-        self._add(thread, request, END, b"".join(map(number, (one.peak, one.total, one.blocks, one.live, 0))))
+        used = () if processor_ns is None else (0, processor_ns)
+        sums = b"".join(map(number, (one.peak, one.total, one.blocks, one.live, 0, *used)))
+        self._add(thread, request, END if processor_ns is None else END_USED, sums)
 
     def write(self, path: Path, handler: str = "default_allocator", *, process: int = 1) -> Path:
         """Writes a file of it, as if this handler had made all blocks, in the process of this number."""

@@ -88,6 +88,8 @@ def test_a_recording_says_what_processors_spent_on_its_requests(one_in: int, tmp
     assert (share == 1) == (one_in == 1)
     assert 60_000_000 * share <= found["processor_ns"] <= spent * share
     assert found["duration_ns"] > 2 * found["processor_ns"]
+    assert sum(found["alone_ns"]) == found["duration_ns"]
+    assert 60_000_000 * share <= sum(found["alone_processor_ns"]) <= spent * share + spent * (one_in > 1)
 
 
 def test_what_children_of_fork_spend_is_theirs(tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ class Counted:
 
     def __init__(self) -> None:
         self.open = self.max_open = self.live = self.max_live = 0
+        self.alone: list[tuple[int, int]] = []
+        """How long each request took that ran by itself, and what it spent on processors."""
 
     def add(self, requests: int, size: int) -> None:
         self.open += requests
@@ -53,6 +55,8 @@ def served(script: Script, chance: random.Random) -> dict[str, Counted]:
     """Requests that overlap, some of whose blocks escape; what was there of each route, and of all ("")."""
     counts = {name: Counted() for name in (*ROUTES, "")}
     running: list[tuple[str, int, list[int]]] = []
+    began: dict[int, int] = {}
+    together: set[int] = set()
     sizes: dict[int, tuple[str, int]] = {}
 
     def add(name: str, requests: int, size: int) -> None:
@@ -64,6 +68,9 @@ def served(script: Script, chance: random.Random) -> dict[str, Counted]:
         if step < 0.3 and len(running) < 6:
             name = chance.choice(ROUTES)
             running.append((name, script.begin(name), []))
+            began[running[-1][1]] = script.now
+            if len(running) > 1:
+                together |= {request for _, request, _ in running}
             add(name, 1, 0)
         elif step < 0.7 and running:
             name, request, blocks = chance.choice(running)
@@ -77,8 +84,11 @@ def served(script: Script, chance: random.Random) -> dict[str, Counted]:
                 if chance.random() < 0.9:
                     script.free(block)
                     add(name, 0, -sizes[block][1])
-            script.end(request)
+            script.end(request, processor_ns=request)
             add(name, -1, 0)
+            if request not in together:
+                for each in (name, ""):
+                    counts[each].alone.append((script.now - began[request], request))
     return counts
 
 
@@ -94,6 +104,8 @@ def test_what_is_a_processs_is_the_largest_of_any_process(tmp_path: Path) -> Non
         found = routes[name] if name else whole
         assert found["peak_live_bytes"] == max(counts[name].max_live for counts in workers), name
         assert found["max_concurrent"] == max(counts[name].max_open for counts in workers), name
+        alone = sorted(one for counts in workers for one in counts[name].alone)
+        assert sorted(zip(found["alone_ns"], found["alone_processor_ns"], strict=True)) == alone != [], name
     assert _advice.sizes_of(whole).warm_bytes < 2 * max(counts[""].max_live for counts in workers)
 
 

@@ -10,7 +10,7 @@ from asgi_calls import call, http
 
 import ctxalloc
 from ctxalloc import _snippets
-from ctxalloc._snippets import Kept, Set
+from ctxalloc._snippets import Common, Kept, Set
 from ctxalloc._terms import Terms
 
 pytestmark = pytest.mark.once
@@ -114,7 +114,9 @@ def test_the_layer_of_rust_is_the_one_that_is_compiled() -> None:
     source = (ROOT / "tests" / "rust" / "tower" / "advised.rs").read_text()
     lines = [line.removeprefix("    ").rstrip() for line in source.splitlines()]
     text = "\n".join(lines)
-    for part in _snippets.rust(SETS).split("\n\n"):
+    waiting = [Set("GET /large", "pool", 30 * MiB, 30 * MiB, waits=True), Set("GET /small", "pool", MiB, MiB)]
+    parts = _snippets.rust(SETS).split("\n\n") + _snippets.rust(waiting, Common(60 * MiB, 60)).split("\n\n")[1:]
+    for part in parts:
         assert part.strip() in text, f"write this into tests/rust/tower/advised.rs:\n{part}"
 
 

@@ -93,7 +93,7 @@ impl Script {
     }
 
     fn end(&mut self, thread: u32, request: u64, sums: Sums) -> &mut Self {
-        self.on(thread, request, What::End { sums, page_faults: None })
+        self.on(thread, request, What::End { sums, page_faults: None, processor_ns: None })
     }
 
     fn recording(&self) -> Recording {
@@ -417,6 +417,7 @@ fn a_summary_says_how_requests_are_and_when_they_come() {
         assert_eq!((route.peak_bytes, route.duration_ns), (vec![1005; 3], 4000 + 2 * 5000));
         assert_eq!(route.sizes.into_iter().collect::<Vec<_>>(), [(3, 3), (10, 3)]);
         assert_eq!((route.max_concurrent, route.peak_live_bytes), (1, 1005));
+        assert_eq!((route.alone_ns, route.alone_processor_ns), (vec![4000, 5000, 5000], vec![]));
     }
 }
 

@@ -28,7 +28,7 @@ fn recording(seed: u64, steps: u64) -> Arc<Recording> {
             2 if !open.is_empty() => {
                 let request = open.swap_remove(below(open.len() as u64) as usize);
                 let sums = Sums { peak_bytes: below(100_000), live_bytes: below(500), ..Sums::default() };
-                (request, What::End { sums, page_faults: None })
+                (request, What::End { sums, page_faults: None, processor_ns: None })
             }
             3 if !open.is_empty() => (of(&open, below(9)), What::Refused { bytes: below(99), by: below(2) * open[0] }),
             4 if !live.is_empty() => {
@@ -121,7 +121,7 @@ fn what_others_had_has_not_escaped() {
             (1, What::Resize { block: 1, bytes: 200, moved: false }),
             (1, What::Free { block: 3 }),
             (1, make(4, 100)),
-            (1, What::End { sums, page_faults: None }),
+            (1, What::End { sums, page_faults: None, processor_ns: None }),
             (1, What::Free { block: 1 }),
             (2, make(5, 10_000)),
             (1, What::Free { block: 4 }),

@@ -5,6 +5,13 @@ use ctxalloc::source::HugePages;
 use ctxalloc::strategy::{Aligned, Arena, Pool, PoolOptions, System, Tracked};
 use ctxalloc::tower::RequestLayer;
 
+use ctxalloc::strategy::Budget;
+use ctxalloc::tower::WaitingLayer;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::time::Duration;
+
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::routing::any;
@@ -34,6 +41,25 @@ fn layer() -> RequestLayer {
     layer
 }
 
+/// The one where large requests wait for a common budget.
+#[allow(clippy::let_and_return, reason = "what is pasted ends with a name")]
+fn waiting_layer() -> WaitingLayer {
+    // Who finds no room here waits in line. Make it the parent of budgets that these routes have.
+    let at_once = Budget::new("at once", Some(62914560));
+    // What a route has beside these terms it keeps: a budget, a timeout, a handler.
+    let layer = RequestLayer::new().terms(move |parts, terms| {
+        let route = parts.extensions.get::<MatchedPath>()?.as_str();
+        let terms = terms.name(format!("{} {route}", parts.method));
+        Some(match (parts.method.as_str(), route) {
+            ("GET", "/large") => terms.limit_bytes(31457280).reserve_bytes(31457280).budget(&at_once),
+            ("GET", "/small") => terms.limit_bytes(1048576).reserve_bytes(1048576),
+            _ => terms,
+        })
+    });
+    let layer = layer.waiting().timeout(Duration::from_secs(60));
+    layer
+}
+
 /// Whether 6 MiB are refused, and what the request is called.
 async fn asked() -> String {
     let name = ctxalloc::current_request().map(|request| request.name().into_owned()).unwrap_or_default();
@@ -53,4 +79,27 @@ async fn each_route_gets_what_was_advised() {
         let body = to_bytes(answer.into_body(), 1000).await.unwrap();
         assert_eq!(std::str::from_utf8(&body).unwrap(), format!("{method} {path} {is_refused}"));
     }
+}
+
+#[tokio::test]
+async fn as_many_run_as_have_room_and_the_others_wait() {
+    let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let counted = {
+        let most = Arc::clone(&most);
+        async move || {
+            most.fetch_max(now.fetch_add(1, SeqCst) + 1, SeqCst);
+            let held = ctxalloc::Buffer::zeroed(20 << 20);
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            now.fetch_sub(1, SeqCst);
+            held.is_ok().to_string()
+        }
+    };
+    let app = Router::new().route("/large", any(counted)).route_layer(waiting_layer());
+    let each =
+        (0..6).map(|_| tokio::spawn(app.clone().oneshot(http::Request::get("/large").body(Body::empty()).unwrap())));
+    for one in each.collect::<Vec<_>>() {
+        let answer = one.await.unwrap().unwrap();
+        assert_eq!(to_bytes(answer.into_body(), 1000).await.unwrap(), "true");
+    }
+    assert_eq!(most.load(SeqCst), 2);
 }

@@ -54,7 +54,7 @@ RULES: Final = (
         "another strategy than the one that it was recorded under: only if each of its rounds takes less processor "
         f"time than each of that one's, by at least {WORTH:.0%} of the requests' time, or of what processors spent on "
         "all requests if that is less, of each half of the recording too; or if it takes "
-        f"{LESS_MEMORY:.0%} and 1 MiB less memory and no more time"
+        f"{LESS_MEMORY:.0%} less memory, and each of its rounds 1 MiB less, and no more time"
     ),
     (f"more memory: 8 MiB, or {MORE_MEMORY:.0%}, or half the share of processor time that it saves, whichever is most"),
     f"limit_bytes: {LIMIT_OVER_PEAK:g} times the p99.9 of the peaks; reserve_bytes: 1.2 times their p95",
@@ -357,7 +357,10 @@ def _is_much_larger(rounds: list[Round], base: list[Round], gain: Gain) -> bool:
 
 
 def _is_smaller(rounds: list[Round], base: list[Round]) -> bool:
-    return is_larger(base, rounds, LESS_MEMORY, LESS_MEMORY_BYTES)
+    """Each of these rounds, and by enough in the middle: the more rounds there are, the larger is the largest one."""
+    before, after = (median_of([one.peak_bytes for one in part]) for part in (base, rounds))
+    is_enough = before is not None and after is not None and before >= after * (1 + LESS_MEMORY)
+    return is_enough and is_larger(base, rounds, 0, LESS_MEMORY_BYTES)
 
 
 def _is_better(base: list[Round], rounds: list[Round], gain: Gain, seconds: float) -> bool:

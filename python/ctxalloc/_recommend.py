@@ -426,7 +426,7 @@ def snippets_of(found: Found, kept: _snippets.Kept | None) -> dict[str, str]:
         return {}
     at_once = None
     if found.at_once is not None and found.at_once.limit_bytes is not None:
-        at_once = _snippets.Common(found.at_once.limit_bytes, found.at_once.timeout_seconds)
+        at_once = _snippets.Common(found.at_once.limit_bytes, found.at_once.timeout_seconds, found.at_once.max_waiting)
     told = {
         "python": _snippets.python(sets, kept, at_once),
         "rust": _snippets.rust(sets, at_once),

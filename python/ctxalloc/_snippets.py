@@ -26,6 +26,8 @@ class Common(NamedTuple):
 
     limit_bytes: int
     timeout_seconds: int
+    max_waiting: int | None = None
+    """None: its usual number."""
 
 
 class Kept(NamedTuple):
@@ -62,7 +64,10 @@ _UNNAMED: Final = (
     "# For all paths without a row. A row, or name= in the terms, gives requests a name, and advice of their own."
 )
 """Of requests of a middleware that have no name."""
-_COMMON: Final = "Who finds no room here waits in line. Make it the parent of budgets that these routes have."
+_COMMON: Final = (
+    "Who finds no room here waits in line. A route with a budget or tenant: make this the parent of that, leave",
+    "budget= out, and give that a limit of limit_bytes at least.",
+)
 """Of the budget that routes have together."""
 _KEEP: Final = "What a route has beside these terms it keeps:"
 
@@ -136,7 +141,11 @@ def python(sets: Sequence[Set], kept: Kept | None, at_once: Common | None = None
         text.append(f"ctxalloc.configure(warm_bytes={kept.warm_bytes}, decay_seconds={kept.decay_seconds:g})")
     text += lines
     if at_once is not None:
-        text += [f"# {_COMMON}", f'at_once = ctxalloc.Budget({at_once.limit_bytes}, name="at once")']
+        text += [
+            *(f"# {line}" for line in _COMMON),
+            f'at_once = ctxalloc.Budget({at_once.limit_bytes}, name="at once")',
+        ]
+        text += [] if at_once.max_waiting is None else [f"at_once.max_waiting = {at_once.max_waiting}"]
     text += [f"# {_KEEP} whole, budget, strict, timeout, a default."] if sets else []
     text += ["routes = {", *rows, "}"] if rows else []
     text += default
@@ -220,7 +229,9 @@ def rust(sets: Sequence[Set], at_once: Common | None = None) -> str:
     wait: list[str] = []
     if at_once is not None:
         names.add("Budget")
-        shared += [f"// {_COMMON}", f'let at_once = Budget::new("at once", Some({at_once.limit_bytes}));']
+        shared += [*(f"// {line}" for line in _COMMON)]
+        shared += [f'let at_once = Budget::new("at once", Some({at_once.limit_bytes}));']
+        shared += [] if at_once.max_waiting is None else [f"at_once.set_max_waiting({at_once.max_waiting});"]
         wait.append(f"let layer = layer.waiting().timeout(Duration::from_secs({at_once.timeout_seconds}));")
     uses = [_use(module, found) for module, found in (("source", sources), ("strategy", names)) if found]
     # As they are called in the recording.

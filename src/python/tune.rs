@@ -154,12 +154,14 @@ fn numbers_of(py: Python<'_>, route: Route) -> PyResult<Bound<'_, PyDict>> {
         ("freed_elsewhere", route.freed_elsewhere),
         ("escaped_blocks", route.escaped_blocks),
         ("escaped_bytes", route.escaped_bytes),
+        ("lasting_blocks", route.lasting_blocks),
         ("max_concurrent", route.max_concurrent),
         ("peak_live_bytes", route.peak_live_bytes),
     ] {
         numbers.set_item(name, value)?;
     }
     numbers.set_item("page_faults", route.page_faults)?;
+    numbers.set_item("open_processor_ns", route.open_processor_ns)?;
     numbers.set_item("refused_by", route.refused_by)?;
     numbers.set_item("handlers", route.handlers)?;
     numbers.set_item("name", route.name)?;

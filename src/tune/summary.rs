@@ -29,6 +29,9 @@ pub struct Route {
     pub duration_ns: u64,
     /// How many page faults the process had while they were open, the sum of all; `None`: not all say so.
     pub page_faults: Option<u64>,
+    /// What the process spent on processors while they were open, in nanoseconds, the sum of all; `None`: not all say
+    /// so.
+    pub open_processor_ns: Option<u64>,
     /// How many blocks they made.
     pub blocks: u64,
     /// How many bytes these had, with what they grew by.
@@ -50,6 +53,8 @@ pub struct Route {
     pub escaped_bytes: u64,
     /// How long after the request's end they were freed, in nanoseconds; without those that never were.
     pub escaped_ns: Vec<u64>,
+    /// Escaped blocks that lived on for longer than their request had taken, or to the end: what a service keeps.
+    pub lasting_blocks: u64,
     /// The most requests at one time, in one process.
     pub max_concurrent: u64,
     /// The most bytes of all its requests, and of what escaped from them, at one time, in one process: each has pools
@@ -67,8 +72,9 @@ pub struct Route {
 }
 
 impl Route {
-    fn escape(&mut self, bytes: u64) {
+    fn escape(&mut self, bytes: u64, is_lasting: bool) {
         self.escaped_blocks += 1;
+        self.lasting_blocks += u64::from(is_lasting);
         self.escaped_bytes = self.escaped_bytes.saturating_add(bytes);
     }
 }
@@ -98,6 +104,13 @@ struct Open {
     live_bytes: u64,
     /// Where its peak is in those of all, and of its route.
     peaks: Option<[usize; 2]>,
+}
+
+impl Open {
+    /// Whether what escaped from it lives for longer than it took itself, `now_ns` after it ended.
+    fn is_lasting(&self, ended_ns: u64, now_ns: u64) -> bool {
+        now_ns.saturating_sub(ended_ns) > ended_ns.saturating_sub(self.began_ns)
+    }
 }
 
 struct Live {
@@ -174,12 +187,13 @@ impl<'a> Summary<'a> {
     pub(crate) fn finish(self) -> Summed {
         let mut reader = self.reader;
         for live in reader.blocks.values() {
-            let Some(open) = reader.requests.get(&live.root).filter(|open| open.ended_ns.is_some()) else { continue };
+            let Some(open) = reader.requests.get(&live.root) else { continue };
+            let Some(ended_ns) = open.ended_ns else { continue };
             if live.is_charge || live.is_late {
                 continue;
             }
             for route in [0, open.place.route] {
-                reader.routes[route].escape(live.bytes);
+                reader.routes[route].escape(live.bytes, open.is_lasting(ended_ns, reader.now_ns));
             }
         }
         let mut found = reader.routes;
@@ -204,11 +218,14 @@ struct Reader {
     requests: HashMap<u64, Open>,
     blocks: HashMap<u64, Live>,
     ended: Ended,
+    /// The time of the last event.
+    now_ns: u64,
 }
 
 impl Reader {
     fn read(&mut self, at_ns: u64, thread: u32, request: u64, what: What, recording: &Recording) {
         let names = recording.names();
+        self.now_ns = at_ns;
         for request in self.ended.settled_by(thread, &what) {
             self.requests.entry(request).and_modify(|open| open.is_settled = true);
         }
@@ -265,7 +282,9 @@ impl Reader {
             }
             What::Free { block } => {
                 let Some(live) = self.blocks.remove(&block) else { return };
-                let Some(&Open { place, ended_ns, is_settled, .. }) = self.requests.get(&live.root) else { return };
+                let Some(open) = self.requests.get(&live.root) else { return };
+                let (place, is_settled) = (open.place, open.is_settled);
+                let ended = open.ended_ns.map(|ended| (ended, open.is_lasting(ended, at_ns)));
                 self.shrink(live.root, live.bytes);
                 if live.is_charge {
                     return;
@@ -273,8 +292,8 @@ impl Reader {
                 self.on_each(place, |route, now| {
                     route.freed_elsewhere += u64::from(live.thread != thread);
                     now.live_bytes = now.live_bytes.saturating_sub(live.bytes);
-                    if let Some(ended) = ended_ns.filter(|_| is_settled && !live.is_late) {
-                        route.escape(live.bytes);
+                    if let Some((ended, is_lasting)) = ended.filter(|_| is_settled && !live.is_late) {
+                        route.escape(live.bytes, is_lasting);
                         route.escaped_ns.push(at_ns.saturating_sub(ended));
                     }
                 });
@@ -308,6 +327,10 @@ impl Reader {
                         route.page_faults = match route.requests {
                             0 => page_faults,
                             _ => route.page_faults.zip(page_faults).map(|(sum, more)| sum.saturating_add(more)),
+                        };
+                        route.open_processor_ns = match route.requests {
+                            0 => processor_ns,
+                            _ => route.open_processor_ns.zip(processor_ns).map(|(sum, more)| sum.saturating_add(more)),
                         };
                         route.requests += 1;
                         *route.handlers.entry(handler.to_owned()).or_default() += 1;

@@ -115,7 +115,7 @@ def test_the_layer_of_rust_is_the_one_that_is_compiled() -> None:
     lines = [line.removeprefix("    ").rstrip() for line in source.splitlines()]
     text = "\n".join(lines)
     waiting = [Set("GET /large", "pool", 30 * MiB, 30 * MiB, waits=True), Set("GET /small", "pool", MiB, MiB)]
-    parts = _snippets.rust(SETS).split("\n\n") + _snippets.rust(waiting, Common(60 * MiB, 60)).split("\n\n")[1:]
+    parts = _snippets.rust(SETS).split("\n\n") + _snippets.rust(waiting, Common(60 * MiB, 60, 4000)).split("\n\n")[1:]
     for part in parts:
         assert part.strip() in text, f"write this into tests/rust/tower/advised.rs:\n{part}"
 

@@ -418,6 +418,7 @@ fn a_summary_says_how_requests_are_and_when_they_come() {
         assert_eq!(route.sizes.into_iter().collect::<Vec<_>>(), [(3, 3), (10, 3)]);
         assert_eq!((route.max_concurrent, route.peak_live_bytes), (1, 1005));
         assert_eq!((route.alone_ns, route.alone_processor_ns), (vec![4000, 5000, 5000], vec![]));
+        assert_eq!((route.lasting_blocks, route.open_processor_ns), (0, None));
     }
 }
 

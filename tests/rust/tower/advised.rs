@@ -44,8 +44,10 @@ fn layer() -> RequestLayer {
 /// The one where large requests wait for a common budget.
 #[allow(clippy::let_and_return, reason = "what is pasted ends with a name")]
 fn waiting_layer() -> WaitingLayer {
-    // Who finds no room here waits in line. Make it the parent of budgets that these routes have.
+    // Who finds no room here waits in line. A route with a budget or tenant: make this the parent of that, leave
+    // budget= out, and give that a limit of limit_bytes at least.
     let at_once = Budget::new("at once", Some(62914560));
+    at_once.set_max_waiting(4000);
     // What a route has beside these terms it keeps: a budget, a timeout, a handler.
     let layer = RequestLayer::new().terms(move |parts, terms| {
         let route = parts.extensions.get::<MatchedPath>()?.as_str();

@@ -65,8 +65,8 @@ _UNNAMED: Final = (
 )
 """Of requests of a middleware that have no name."""
 _COMMON: Final = (
-    "Who finds no room here waits in line. A route with a budget or tenant: make this the parent of that, leave",
-    "budget= out, and give that a limit of limit_bytes at least.",
+    "Who finds no room here waits in line. A route that has a budget or a tenant keeps that: leave reserve_bytes,",
+    "budget and timeout out of its line. All that is charged to this budget must reserve of it.",
 )
 """Of the budget that routes have together."""
 _KEEP: Final = "What a route has beside these terms it keeps:"
@@ -229,7 +229,7 @@ def rust(sets: Sequence[Set], at_once: Common | None = None) -> str:
     wait: list[str] = []
     if at_once is not None:
         names.add("Budget")
-        shared += [*(f"// {line}" for line in _COMMON)]
+        shared += [f"// {line}" for line in _COMMON]
         shared += [f'let at_once = Budget::new("at once", Some({at_once.limit_bytes}));']
         shared += [] if at_once.max_waiting is None else [f"at_once.set_max_waiting({at_once.max_waiting});"]
         wait.append(f"let layer = layer.waiting().timeout(Duration::from_secs({at_once.timeout_seconds}));")

@@ -72,6 +72,11 @@ pub struct Route {
 }
 
 impl Route {
+    /// With the next request's, before that is counted; `None` as soon as one does not say.
+    fn sum(&self, sum: Option<u64>, more: Option<u64>) -> Option<u64> {
+        if self.requests == 0 { more } else { Some(sum?.saturating_add(more?)) }
+    }
+
     fn escape(&mut self, bytes: u64, is_lasting: bool) {
         self.escaped_blocks += 1;
         self.lasting_blocks += u64::from(is_lasting);
@@ -324,14 +329,8 @@ impl Reader {
                     let was_alone = self.now[place.now[0]].alone.take() == Some(request);
                     self.on_each(place, |route, now| {
                         now.end(at_ns);
-                        route.page_faults = match route.requests {
-                            0 => page_faults,
-                            _ => route.page_faults.zip(page_faults).map(|(sum, more)| sum.saturating_add(more)),
-                        };
-                        route.open_processor_ns = match route.requests {
-                            0 => processor_ns,
-                            _ => route.open_processor_ns.zip(processor_ns).map(|(sum, more)| sum.saturating_add(more)),
-                        };
+                        route.page_faults = route.sum(route.page_faults, page_faults);
+                        route.open_processor_ns = route.sum(route.open_processor_ns, processor_ns);
                         route.requests += 1;
                         *route.handlers.entry(handler.to_owned()).or_default() += 1;
                         route.duration_ns = route.duration_ns.saturating_add(duration_ns);

@@ -15,6 +15,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::routing::any;
+use tokio::sync::Barrier;
 use tower::ServiceExt as _;
 
 #[allow(clippy::let_and_return, reason = "what is pasted ends with a name")]
@@ -44,8 +45,8 @@ fn layer() -> RequestLayer {
 /// The one where large requests wait for a common budget.
 #[allow(clippy::let_and_return, reason = "what is pasted ends with a name")]
 fn waiting_layer() -> WaitingLayer {
-    // Who finds no room here waits in line. A route with a budget or tenant: make this the parent of that, leave
-    // budget= out, and give that a limit of limit_bytes at least.
+    // Who finds no room here waits in line. A route that has a budget or a tenant keeps that: leave reserve_bytes,
+    // budget and timeout out of its line. All that is charged to this budget must reserve of it.
     let at_once = Budget::new("at once", Some(62914560));
     at_once.set_max_waiting(4000);
     // What a route has beside these terms it keeps: a budget, a timeout, a handler.
@@ -86,12 +87,13 @@ async fn each_route_gets_what_was_advised() {
 #[tokio::test]
 async fn as_many_run_as_have_room_and_the_others_wait() {
     let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let two = Arc::new(Barrier::new(2)); // as many as are to run at once wait for each other
     let counted = {
         let most = Arc::clone(&most);
         async move || {
             most.fetch_max(now.fetch_add(1, SeqCst) + 1, SeqCst);
             let held = ctxalloc::Buffer::zeroed(20 << 20);
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            tokio::time::timeout(Duration::from_secs(60), two.wait()).await.expect("another one runs beside it");
             now.fetch_sub(1, SeqCst);
             held.is_ok().to_string()
         }

@@ -8,15 +8,20 @@ numbers do not agree, that it is not known. Gains are told against what the rout
 import math
 import re
 import statistics
-from collections.abc import Sequence
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
-from ctxalloc._replay import BASE, Measured, Round, median_of
+from ctxalloc._replay import BASE, Measured, Round, median_peak
 from ctxalloc._sites import UNNAMED
+from ctxalloc._sizes import (
+    DEFAULT_DECAY,
+    GAPS_IN_DECAY,
+    LIMIT_OVER_PEAK,
+    LONGEST_GAP,
+    MIN_REQUESTS,
+    halves_differ,
+)
 from ctxalloc._text import counted, size_text, tidy
 
-MIN_REQUESTS: Final = 20
-"""With fewer requests nothing is known."""
 MIN_ROUNDS: Final = 3
 """With fewer rounds of each strategy nothing is known of the spread."""
 WORTH: Final = 0.02
@@ -33,14 +38,6 @@ STEADY: Final = 1.3
 """Slowest over fastest round of the strategy that it has, above which small differences say nothing."""
 HALVES: Final = 1.5
 """Larger over smaller p95 of the peaks of both halves, above which the recording does not say what is usual."""
-LIMIT_OVER_PEAK: Final = 1.5
-"""A limit, over the p99.9 of the peaks."""
-LONGEST_GAP: Final = 60.0
-"""Nothing is kept warm over longer gaps, in seconds."""
-DEFAULT_DECAY: Final = 10.0
-"""What pools keep by default, in seconds; less than this would cost requests that come again at once."""
-GAPS_IN_DECAY: Final = 12
-"""A pool forgets a peak after one to two eighths of its decay (decision 0031): those have to span a gap."""
 BLOCK_SECONDS: Final = 0.5e-6
 FAULT_SECONDS: Final = 1e-6
 """At most what a block, and a first touch of a page, costs: what cannot be gained need not be measured."""
@@ -157,56 +154,6 @@ class Decision(NamedTuple):
     gain: Gain | None
 
 
-class Sizes(NamedTuple):
-    """Numbers to set; None where too little is known."""
-
-    limit_bytes: int | None
-    reserve_bytes: int | None
-    warm_bytes: int
-    """What a pool is to keep; nothing where there is none."""
-    decay_seconds: float
-
-
-def quantile(values: Sequence[float], q: float) -> float:
-    """The smallest of these that at least the share ``q`` of them are not above. They are sorted, and not none."""
-    return values[max(0, math.ceil(q * len(values)) - 1)]
-
-
-def sizes_of(route: dict[str, Any]) -> Sizes:
-    """What to set for a route, or for all together."""
-    peaks = sorted(route["peak_bytes"])
-    limit = reserve = None
-    if len(peaks) >= MIN_REQUESTS:
-        limit, reserve = (
-            _up(LIMIT_OVER_PEAK * quantile(peaks, 0.999), 64 << 10),
-            _up(1.2 * quantile(peaks, 0.95), 64 << 10),
-        )
-        reserve = min(reserve, limit)
-    return Sizes(limit, reserve, _up(1.2 * route["peak_live_bytes"], 1 << 20), _decay(route["gaps_ns"]))
-
-
-def _up(size: float, step: int) -> int:
-    return max(1, math.ceil(size / step)) * step
-
-
-def _decay(gaps_ns: Sequence[int]) -> float:
-    gaps = sorted(gap / 1e9 for gap in gaps_ns)
-    short = [gap for gap in gaps if gap <= LONGEST_GAP]
-    if not gaps:
-        return DEFAULT_DECAY
-    return max(DEFAULT_DECAY, float(math.ceil(GAPS_IN_DECAY * quantile(short, 0.95)))) if short else 1.0
-
-
-def halves_differ(route: dict[str, Any]) -> float:
-    """By how much the p95 of the peaks of both halves differ: larger over smaller."""
-    peaks = route["peak_bytes"]
-    half = len(peaks) // 2
-    if half == 0:
-        return 1.0
-    one, other = (max(1, quantile(sorted(part), 0.95)) for part in (peaks[:half], peaks[half:]))
-    return max(one, other) / min(one, other)
-
-
 def needs_no_replay(route: dict[str, Any], *, is_program: bool = False) -> Decision | None:
     """The decision where it is known before anything is measured. ``is_program``: it is all that a program did."""
     requests = route["requests"]
@@ -298,7 +245,7 @@ def recorded_seconds(route: dict[str, Any]) -> float:
 
 def _gain(name: str, base: list[Round], rounds: list[Round], requests: int, seconds: float) -> Gain:
     saved = statistics.median(_cpu(base)) - statistics.median(_cpu(rounds))
-    before, after = (median_of([one.peak_bytes for one in part]) for part in (base, rounds))
+    before, after = median_peak(base), median_peak(rounds)
     return Gain(
         name,
         saved / requests,
@@ -358,7 +305,7 @@ def _is_much_larger(rounds: list[Round], base: list[Round], gain: Gain) -> bool:
 
 def _is_smaller(rounds: list[Round], base: list[Round]) -> bool:
     """Each of these rounds, and by enough in the middle: the more rounds there are, the larger is the largest one."""
-    before, after = (median_of([one.peak_bytes for one in part]) for part in (base, rounds))
+    before, after = median_peak(base), median_peak(rounds)
     is_enough = before is not None and after is not None and before >= after * (1 + LESS_MEMORY)
     return is_enough and is_larger(base, rounds, 0, LESS_MEMORY_BYTES)
 

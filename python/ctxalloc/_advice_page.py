@@ -90,8 +90,8 @@ def _route(one: dict[str, Any]) -> str:
     headline = _HEADLINES.get(one["verdict"], f"use {one['strategy']}")
     rows = [("recorded under", one["as_it_is"]["handler"]), ("why", one["reason"])]
     if one["limit_bytes"] is not None:
-        budget = ", of the common budget" if one["waits"] else ""
-        rows.append(("set", f"limit_bytes={one['limit_bytes']}, reserve_bytes={one['reserve_bytes']}{budget}"))
+        sizes = f"limit_bytes={one['limit_bytes']}, reserve_bytes={one['reserve_bytes']}"
+        rows.append(("set", sizes + _at_once.set_text(one)))
     if one["warm_bytes"] is not None:
         rows.append(("keep warm", f"{size_text(one['warm_bytes'])} for {one['decay_seconds']:g} s"))
     rows.append(("rests on", one["confidence"]))

@@ -70,8 +70,7 @@ def tell_all(path: Path, told: dict[str, Any], out: TextIO) -> None:
         if one["limit_bytes"] is not None:
             sizes = f"limit_bytes={one['limit_bytes']} ({size_text(one['limit_bytes'])})"
             sizes += f", reserve_bytes={one['reserve_bytes']} ({size_text(one['reserve_bytes'])})"
-            sizes += ", of the common budget" if one["waits"] else ""
-            tell(f"  set         {sizes}")
+            tell(f"  set         {sizes}{_at_once.set_text(one)}")
         if one["warm_bytes"] is not None:
             tell(f"  keep warm   {size_text(one['warm_bytes'])} for {one['decay_seconds']:g} s")
         tell(f"  rests on    {one['confidence']}")

@@ -2,16 +2,17 @@
 
 Of more requests than that each takes longer, and all hold their memory meanwhile. How many it takes is seen where a
 request ran by itself: what it waited for then it waits for at any time, and others have the processors meanwhile.
-Requests of the routes with the largest limits reserve these of one budget, so that none of them is refused by it, and
-wait for it. What a request leaves behind stays on that budget: routes that keep memory do not wait.
+Requests of the routes with the largest limits reserve these of one budget, and wait for it: none that has begun is
+refused by it. What a request leaves behind stays on that budget: routes that keep memory do not wait.
 """
 
 import statistics
 from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
-from ctxalloc._advice import LESS_MEMORY, LIMIT_OVER_PEAK, MORE_MEMORY_BYTES
+from ctxalloc._advice import LESS_MEMORY, MORE_MEMORY_BYTES
 from ctxalloc._sites import UNNAMED
+from ctxalloc._sizes import LIMIT_OVER_PEAK, rounded_up
 from ctxalloc._text import counted, size_text, tidy
 
 LEAST_ALONE: Final = 5
@@ -26,6 +27,7 @@ LATER: Final = 3
 """Beside others a request takes up to their number of times as long, and so many times that where all want the GIL."""
 LEAST_TIMEOUT: Final = 60
 MOST_TIMEOUT: Final = 86_400
+"""A day: nobody waits for longer, and no request is believed to take a processor for longer."""
 PLACES: Final = 1024
 """So many may wait for a budget that does not say another number."""
 
@@ -89,7 +91,7 @@ def advised(whole: dict[str, Any], routes: Sequence[Sized], processors: int, *, 
     if not _is_less(least, live):
         return None
     names = [facts["name"] for facts, _ in waiting]
-    why = "not all requests were recorded (one_in=1, share=1.0)" if not is_complete else _why_unknown(whole, waiting)
+    why = _why_unknown(whole, waiting) if is_complete else "not all requests were recorded (one_in=1, share=1.0)"
     if why is not None:
         said = f"{size_text(least)} might be alive at one time in place of {size_text(live)}, but {why}"
         return AtOnce(None, names, 0.0, live, least, said)
@@ -99,7 +101,7 @@ def advised(whole: dict[str, Any], routes: Sequence[Sized], processors: int, *, 
         took, spent, held = took + seconds, spent + processor, held + seconds * size
     requests = round(processors * max(1.0, took / max(spent, 1.0)), 1)
     room = max(requests * held / took, processors * largest)
-    limit = -(-int(room) // (1 << 20)) << 20
+    limit = rounded_up(int(room), 1 << 20)
     expected = _expected(live, beside, limit)
     if not _is_less(expected, live):
         return None
@@ -148,6 +150,11 @@ def _is_less(size: int, than: int) -> bool:
 def as_json(one: AtOnce) -> dict[str, Any]:
     """All of it, for programs and for the page."""
     return {**one._asdict(), "routes": [name or UNNAMED for name in one.routes]}
+
+
+def set_text(route: dict[str, Any]) -> str:
+    """What stands behind the reservation of a route, as programs are told of it."""
+    return ", of the common budget" if route["waits"] else ""
 
 
 def text_of(told: dict[str, Any]) -> str:

@@ -21,17 +21,19 @@ from ctxalloc import (
     _gaps,
     _malloc,
     _native,
+    _sizes,
     _snippets,
     _together,
     _trace,
     _warm,
 )
-from ctxalloc._advice import Decision, Sizes
+from ctxalloc._advice import Decision
 from ctxalloc._ending import ENDING, StoppedError
 from ctxalloc._native import _Recording
 from ctxalloc._program import UsageError
 from ctxalloc._replay import FailedError, Measured, Planned, opened, planned, progress_on, replays, round_of
 from ctxalloc._sites import UNNAMED
+from ctxalloc._sizes import Sizes
 from ctxalloc._together import Together
 
 POOL: Final = "pool"
@@ -103,10 +105,18 @@ class Found(NamedTuple):
         pooled = [one for one in self.advice if one.has_pool and not one.is_failed]
         if not pooled:
             return None
-        whole = _advice.sizes_of(self.whole)
+        whole = _sizes.sizes_of(self.whole)
         # At most what all routes had at one time in a process, and at most what each of these had at some time.
         most = min(whole.warm_bytes, sum(one.sizes.warm_bytes for one in pooled))
         return _snippets.Kept(most if self.warm is None else self.warm.size, whole.decay_seconds)
+
+    @property
+    def common(self) -> _snippets.Common | None:
+        """The budget that routes are to reserve of; None: none is advised."""
+        one = self.at_once
+        if one is None or one.limit_bytes is None:
+            return None
+        return _snippets.Common(one.limit_bytes, one.timeout_seconds, one.max_waiting)
 
     @property
     def is_partial(self) -> bool:
@@ -164,7 +174,7 @@ def advise(
             decision = decision or _advice.decide(route, rounds_of)
         confidence = _advice.confidence_of(route, rounds_of, mmap_threshold=threshold)
         change = _advice.would_change(route, decision)
-        sizes = _advice.sizes_of(route)
+        sizes = _sizes.sizes_of(route)
         facts = (route["requests"], decision, sizes, confidence, change, rounds_of, route, is_partial)
         found.append(Advice(name, *facts, mmap_threshold=threshold, is_failed=name in failures))
         if is_partial:
@@ -184,13 +194,14 @@ def advise(
 
 
 def _at_once_of(recording: _Recording, found: Found, routes: list[dict[str, Any]]) -> _at_once.AtOnce | None:
-    *_, processors, _began, one_in, highest, _share, _processes, _size, _others, missing = recording.header
+    header = _trace.header_of(recording)
+    is_complete = header.one_in == header.highest_one_in == 1 and not header.missing_requests
     advised = {one.route: one for one in found.advice if not one.is_failed and _snippets.is_pattern(one.route)}
     sized = [
         _at_once.Sized(facts, advised[name].sizes.limit_bytes if (name := facts["name"]) in advised else None)
         for facts in routes
     ]
-    return _at_once.advised(found.whole, sized, processors, is_complete=one_in == highest == 1 and not missing)
+    return _at_once.advised(found.whole, sized, header.cores, is_complete=is_complete)
 
 
 class _Plans(contextlib.ExitStack):
@@ -405,7 +416,7 @@ def sets_of(found: Found) -> list[_snippets.Set]:
 
 def _waits(one: Advice, found: Found) -> bool:
     """Whether it waits for the routes' common budget."""
-    return found.at_once is not None and found.at_once.limit_bytes is not None and one.route in found.at_once.routes
+    return found.common is not None and found.at_once is not None and one.route in found.at_once.routes
 
 
 def _reserve_of(one: Advice, found: Found) -> int | None:
@@ -424,12 +435,9 @@ def snippets_of(found: Found, kept: _snippets.Kept | None) -> dict[str, str]:
     sets = sets_of(found)
     if not sets:
         return {}
-    at_once = None
-    if found.at_once is not None and found.at_once.limit_bytes is not None:
-        at_once = _snippets.Common(found.at_once.limit_bytes, found.at_once.timeout_seconds, found.at_once.max_waiting)
     told = {
-        "python": _snippets.python(sets, kept, at_once),
-        "rust": _snippets.rust(sets, at_once),
+        "python": _snippets.python(sets, kept, found.common),
+        "rust": _snippets.rust(sets, found.common),
         "dask": _snippets.dask(sets),
     }
     return {where: text for where, text in told.items() if text is not None}
@@ -483,7 +491,7 @@ def _route_as_json(one: Advice, found: Found, kept: _snippets.Kept | None) -> di
         "mmap_threshold": one.mmap_threshold,
         "confidence": one.confidence,
         "would_change": one.would_change,
-        "peak_bytes": {name: _advice.quantile(peaks, q) for name, q in quantiles.items()} if peaks else {},
+        "peak_bytes": {name: _sizes.quantile(peaks, q) for name, q in quantiles.items()} if peaks else {},
         "peak_live_bytes": one.facts["peak_live_bytes"],
         "max_concurrent": one.facts["max_concurrent"],
         "escaped_blocks": one.facts["escaped_blocks"],

@@ -254,6 +254,11 @@ def waste_bytes(one: Round, peak_live_bytes: int) -> int | None:
     return None if one.peak_bytes is None else one.peak_bytes - peak_live_bytes
 
 
+def median_peak(rounds: Sequence[Round]) -> float | None:
+    """The median of the resident memory at the peak, in bytes; None where no round says it."""
+    return median_of([one.peak_bytes for one in rounds])
+
+
 def median_of(values: Sequence[float | None]) -> float | None:
     """The median of those that are known."""
     known = [value for value in values if value is not None]

@@ -19,6 +19,7 @@ from ctxalloc._replay import (
     Measured,
     Planned,
     median_of,
+    median_peak,
     opened,
     planned,
     progress_on,
@@ -153,7 +154,7 @@ def _print(path: Path, facts: dict[str, Any], rounds_of: Measured, *, is_partial
     rows = []
     for name, rounds in done.items():
         times = [one.time for one in rounds]
-        peak, after = median_of([one.peak_bytes for one in rounds]), median_of([one.after_bytes for one in rounds])
+        peak, after = median_peak(rounds), median_of([one.after_bytes for one in rounds])
         time = statistics.median(times)
         ratio = "-" if base is None else f"{time / max(statistics.median(one.time for one in base), 1e-9):.2f}x"
         rows.append(

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from ctxalloc import _advice
-from ctxalloc._replay import Measured, Planned, Round, measured, median_of
+from ctxalloc._replay import Measured, Planned, Round, measured, median_peak
 from ctxalloc._text import size_text
 
 AS_THEY_ARE: Final = "as they are"
@@ -171,7 +171,7 @@ def _paying(
 
 def more_memory(found: Measured) -> float:
     """By what share the peak is larger as advised; 0 where it is not, or nothing was measured."""
-    before, after = (median_of([one.peak_bytes for one in found.get(arm, [])]) for arm in (AS_THEY_ARE, ADVISED))
+    before, after = (median_peak(found.get(arm, [])) for arm in (AS_THEY_ARE, ADVISED))
     return max(0.0, after / before - 1) if before and after else 0.0
 
 
@@ -195,7 +195,7 @@ def worse(found: Measured, allowed: float = 0.0) -> str | None:
 def _larger(rounds: list[Round], than: list[Round], allowed: float) -> str | None:
     if not _advice.is_larger(rounds, than, max(MORE_MEMORY, allowed), _advice.MORE_MEMORY_BYTES):
         return None
-    before, after = (median_of([one.peak_bytes for one in part]) or 0 for part in (than, rounds))
+    before, after = (median_peak(part) or 0 for part in (than, rounds))
     return f"hold {size_text(after - before)} more at the peak ({_ratio(after, before)})"
 
 

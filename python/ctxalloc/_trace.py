@@ -9,7 +9,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, TextIO, overload
+from typing import Any, Final, NamedTuple, TextIO, overload
 
 from ctxalloc import _files, _gaps
 from ctxalloc._native import _RecordedInfo, _Recording
@@ -126,6 +126,28 @@ def _seconds_text(seconds: float) -> str:
     return f"{seconds * 1e9:.0f} ns"
 
 
+class Header(NamedTuple):
+    """What the recording says of itself, as ``recording::Header`` in Rust."""
+
+    version: str
+    system: str
+    page_bytes: int
+    cores: int
+    began_unix_ns: int
+    one_in: int
+    highest_one_in: int
+    share: float
+    processes: int
+    file_bytes: int
+    other_requests: int
+    missing_requests: int
+
+
+def header_of(recording: _Recording) -> Header:
+    """The header, by names."""
+    return Header(*recording.header)
+
+
 def print_info(path: Path, out: TextIO, *, is_json: bool) -> None:
     """What the recording has, by name of request."""
     trace = Trace(path)
@@ -134,22 +156,10 @@ def print_info(path: Path, out: TextIO, *, is_json: bool) -> None:
     totals = info.total_bytes()
     order = sorted(range(len(totals)), key=lambda at: -totals[at])
     events, span_ns = info.events, info.span_ns
-    header = recording.header
-    version, system, page_bytes, cores, began, one_in, highest, share, processes, file_bytes, other, missing = header
+    header = header_of(recording)
     if is_json:
         known = {
-            "version": version,
-            "system": system,
-            "page_bytes": page_bytes,
-            "cores": cores,
-            "began_unix_ns": began,
-            "one_in": one_in,
-            "highest_one_in": highest,
-            "share": share,
-            "processes": processes,
-            "file_bytes": file_bytes,
-            "other_requests": other,
-            "missing_requests": missing,
+            **header._asdict(),
             "events": events,
             "seconds": span_ns / 1e9,
             "is_cut_off": recording.is_cut_off,
@@ -167,14 +177,16 @@ def print_info(path: Path, out: TextIO, *, is_json: bool) -> None:
         sizes.update(row["classes"])
     print(
         f"{printable(str(path))}: {counted(requests, 'request')}, "
-        f"{counted(events, 'event')} in {span_ns / 1e9:.3g} s, {size_text(file_bytes)}, "
-        f"{counted(processes, 'process', 'es')}",
+        f"{counted(events, 'event')} in {span_ns / 1e9:.3g} s, {size_text(header.file_bytes)}, "
+        f"{counted(header.processes, 'process', 'es')}",
         file=out,
     )
-    rate = f"1 request in {one_in}" if highest == one_in else f"1 request in {one_in}, at times 1 in {highest}"
-    if version:
-        by = f"by ctxalloc {shortened(version)} on {shortened(system)}"
-        print(f"  recorded {rate}, {by}, {cores} processors", file=out)
+    rate = f"1 request in {header.one_in}"
+    if header.highest_one_in != header.one_in:
+        rate += f", at times 1 in {header.highest_one_in}"
+    if header.version:
+        by = f"by ctxalloc {shortened(header.version)} on {shortened(header.system)}"
+        print(f"  recorded {rate}, {by}, {header.cores} processors", file=out)
     for text in _gaps.texts_of(recording.gaps):
         print(f"  {text}", file=out)
     if recording.is_cut_off:
@@ -182,11 +194,11 @@ def print_info(path: Path, out: TextIO, *, is_json: bool) -> None:
             "  its end is missing: a process was ended by a signal, still records, or could not write to the file",
             file=out,
         )
-    if other:
-        said = f"{counted(other, 'request')} called (other), or with a handler that is"
+    if header.other_requests:
+        said = f"{counted(header.other_requests, 'request')} called (other), or with a handler that is"
         print(f"  {said}: names take a quarter of a file at most, and 4096 are told apart", file=out)
-    if missing:
-        said = f"{counted(missing, 'recorded request')} missing"
+    if header.missing_requests:
+        said = f"{counted(header.missing_requests, 'recorded request')} missing"
         print(f"  {said}: they began in a file that is there no more, in a gap, or were not written", file=out)
     if recording.skipped:
         said = f"{counted(recording.skipped, 'event')} left out"

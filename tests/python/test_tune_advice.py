@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from ctxalloc import _advice, _advice_text
-from ctxalloc._advice import Decision, decide, needs_no_replay, sizes_of, would_change
+from ctxalloc import _advice, _advice_text, _sizes
+from ctxalloc._advice import Decision, decide, needs_no_replay, would_change
 from ctxalloc._replay import Measured, Round
+from ctxalloc._sizes import sizes_of
 
 pytestmark = pytest.mark.once
 MiB = 1 << 20
@@ -232,7 +233,7 @@ def test_memory_is_kept_over_short_gaps_and_not_over_long_ones(gaps: list[float]
 
 def test_halves_that_differ_are_told() -> None:
     changed = route(peak_bytes=[MiB] * 50 + [9 * MiB] * 50)
-    assert _advice.halves_differ(changed) == 9
+    assert _sizes.halves_differ(changed) == 9
     assert "the two halves of the recording differ" in _advice.confidence_of(changed, {})
     assert "the two halves agree" in _advice.confidence_of(route(), {})
     unsure = decide(changed, {"default": rounds(SLOW), "pool": rounds(FAST)})

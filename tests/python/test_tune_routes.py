@@ -10,7 +10,7 @@ from typing import Any
 import commands
 from recordings import MiB, Script
 
-from ctxalloc import _advice, _native
+from ctxalloc import _native, _sizes
 
 ROUTES = ("GET /a", "GET /b")
 
@@ -106,7 +106,7 @@ def test_what_is_a_processs_is_the_largest_of_any_process(tmp_path: Path) -> Non
         assert found["max_concurrent"] == max(counts[name].max_open for counts in workers), name
         alone = sorted(one for counts in workers for one in counts[name].alone)
         assert sorted(zip(found["alone_ns"], found["alone_processor_ns"], strict=True)) == alone != [], name
-    assert _advice.sizes_of(whole).warm_bytes < 2 * max(counts[""].max_live for counts in workers)
+    assert _sizes.sizes_of(whole).warm_bytes < 2 * max(counts[""].max_live for counts in workers)
 
 
 def test_a_process_rests_though_others_work(tmp_path: Path) -> None:

@@ -8,44 +8,39 @@
 
 use super::allocating::asking;
 use super::eval_loop::with_methods;
+use super::found::{Seen, c_function, is_of_others, noting};
 use super::symbol::symbol;
+use super::uncaught;
 use crate::whole::Python as Loop;
-use pyo3::exceptions::{PyException, PyImportError, PyMemoryError, PyRecursionError};
-use pyo3::ffi;
+use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
-use pyo3::types::{PyCFunction, PyDict, PyTuple};
+use pyo3::types::{PyDict, PyTuple};
 use std::ffi::CStr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::PoisonError;
 
 /// The loop, with those of this version.
 pub(super) fn with_fragile(py: Python<'_>, python: Loop) -> PyResult<Loop> {
     let mut found = by_name(py)?;
-    match by_doing(py, python) {
-        Ok(functions) => found.extend(functions),
-        Err(error) if is_of_others(py, &error) => {}
-        Err(error) => return Err(error),
-    }
-    if py.version_info().minor == 13 {
-        found.extend(setting_defaults(py, python)?);
-    }
-    if py.version_info() >= (3, 12) {
-        match telling_of_events(py, python) {
+    let mut add = |functions: PyResult<Vec<usize>>| {
+        match functions {
             Ok(functions) => found.extend(functions),
-            Err(error) if is_of_others(py, &error) => {} // where nobody may watch, nobody is told
+            Err(error) if is_of_others(py, &error) => {} // nobody is told of events where nobody may watch
             Err(error) => return Err(error),
         }
+        Ok(())
+    };
+    add(by_doing(py, python))?;
+    add(uncaught::collecting(py, python))?;
+    if py.version_info().minor == 13 {
+        add(setting_defaults(py, python))?;
+    }
+    if py.version_info() >= (3, 12) {
+        add(telling_of_events(py, python))?;
     }
     found.retain(|&function| function != 0);
     found.sort_unstable();
     found.dedup();
     Ok(python.with_fragile(found))
-}
-
-/// Whether who has replaced what is called here has raised this, or an audit hook: what can be found without it is
-/// known. Anything else is not about this.
-fn is_of_others(py: Python<'_>, error: &PyErr) -> bool {
-    let is_ours = error.is_instance_of::<PyMemoryError>(py) || error.is_instance_of::<PyRecursionError>(py);
-    error.is_instance_of::<PyException>(py) && !is_ours
 }
 
 /// Those that have a name, or around which one has.
@@ -64,14 +59,6 @@ fn by_name(py: Python<'_>) -> PyResult<Vec<usize>> {
         found.push(c_function(&builtins.getattr(name)?));
     }
     Ok(found)
-}
-
-/// Where a function of C's begins; 0: it is none, as where somebody has replaced it.
-#[allow(unsafe_code, reason = "a C function's address")]
-fn c_function(function: &Bound<'_, PyAny>) -> usize {
-    let Ok(function) = function.cast::<PyCFunction>() else { return 0 };
-    // SAFETY: a C function of Python's; it gives the address, and no reference.
-    unsafe { ffi::PyCFunction_GetFunction(function.as_ptr()) }.map_or(0, |found| found as usize)
 }
 
 /// Those that ask for memory in the middle of what they do not survive, by what they do.
@@ -147,20 +134,6 @@ def variables(count):
         }
     }
     Ok(found)
-}
-
-/// What stood between the loop and a function of Python's, each time that this was called.
-type Seen = Arc<Mutex<Vec<Vec<usize>>>>;
-
-/// A function that notes what is between the loop and itself, and answers 1.
-fn noting(py: Python<'_>, python: Loop) -> PyResult<(Bound<'_, PyCFunction>, Seen)> {
-    let seen = Seen::default();
-    let to = Arc::clone(&seen);
-    let note = PyCFunction::new_closure(py, None, None, move |_, _| {
-        to.lock().unwrap_or_else(PoisonError::into_inner).push(python.functions_between());
-        1
-    })?;
-    Ok((note, seen))
 }
 
 fn those_without(functions: &[usize], others: &[usize]) -> impl Iterator<Item = usize> {

@@ -40,6 +40,8 @@ mod exchange;
 mod exit;
 mod foreign;
 #[cfg(ctxalloc_whole)]
+mod found;
+#[cfg(ctxalloc_whole)]
 mod fragile;
 #[cfg(ctxalloc_whole)]
 mod gaps;
@@ -87,6 +89,8 @@ mod token;
 mod token_cell;
 mod tracked;
 mod tune;
+#[cfg(ctxalloc_whole)]
+mod uncaught;
 mod uncollected;
 mod usm;
 mod vectorcall;

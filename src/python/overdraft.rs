@@ -152,7 +152,10 @@ impl Raising {
         if self.is_observing(py) {
             return Runs::Imports; // CPython would remove what observes, and break off what is observed
         }
-        let runs = self.breaking_off.runs(py, around);
+        let runs = match self.breaking_off.runs(py, around) {
+            Runs::Own { .. } if self.python.is_uncaught() => Runs::AtEnds,
+            runs => runs,
+        };
         IMPORTED.set((runs == Runs::Imports, BETWEEN_LOOKS));
         runs
     }
@@ -297,6 +300,7 @@ static GET_FRAME: Imported = Imported::new("sys", "_getframe");
 fn set(raising: &Raising, thread: &mut Thread, state: u32) -> bool {
     thread.raising = OWED;
     if raising.pends() {
+        SAME_STEP.set(0);
         // Where this thread is not the next, another one may make the call, and this one still owes it.
         if raising.pend() && raising.is_next() {
             thread.raising = state;
@@ -325,6 +329,16 @@ fn set(raising: &Raising, thread: &mut Thread, state: u32) -> bool {
     true
 }
 
+thread_local! {
+    /// How many more of the calls that come next are no step further. Without a destructor: threads allocate to their
+    /// end.
+    static SAME_STEP: Cell<u8> = const { Cell::new(0) };
+}
+
+/// CPython makes a call at once that a call has added, so often in the main thread (`MAXPENDINGCALLS_MAIN` of its
+/// `pycore_ceval.h`; others: three times as often).
+const AT_ONCE: u8 = 32;
+
 /// Called by Python between two instructions of whatever code runs on this thread. It raises if that is the
 /// request's own.
 extern "C" fn tell(_: *mut c_void) -> c_int {
@@ -335,11 +349,19 @@ extern "C" fn tell(_: *mut c_void) -> c_int {
 }
 
 fn told(py: Python<'_>) -> c_int {
-    let is_noted = own(|thread| matches!(thread.raising, NOTED | IS_RAISING | OWED)).unwrap_or(false);
+    let is_noted = own(|thread| matches!(thread.raising, NOTED | IS_RAISING | OWED | REFUSES)).unwrap_or(false);
     let Some(raising) = RAISING.get().filter(|_| is_noted) else { return 0 };
     let become_ = |state| own(|thread| thread.raising = state);
+    let same_step = SAME_STEP.get();
+    if same_step > 0 {
+        SAME_STEP.set(same_step - 1);
+        if raising.pend() {
+            return 0;
+        }
+    }
     if raising.is_observing(py) {
         // Once more, until the code that is observed goes on: a profile function is called after each of C's.
+        SAME_STEP.set(AT_ONCE - 1);
         if !raising.pend() {
             become_(OWED);
         }
@@ -353,7 +375,7 @@ fn told(py: Python<'_>) -> c_int {
     become_(TELLING);
     let (is_raised, state) = tell_of(py, raising, &request);
     become_(state);
-    if state == OWED {
+    if matches!(state, OWED | REFUSES) {
         own(Thread::look_again); // its own code may go on meanwhile
     }
     if is_raised { -1 } else { 0 }
@@ -368,7 +390,9 @@ fn tell_of(py: Python<'_>, raising: &Raising, request: &RequestHandle) -> (bool,
         return (false, OWED);
     }
     if raising.is_in_gap(py).unwrap_or(false) {
-        return (false, if raising.pend() { NOTED } else { OWED }); // a step further it is in none
+        // A step further it may be in none; but a loop may make such calls there alone. A refusal meets its handlers.
+        SAME_STEP.set(AT_ONCE - 1);
+        return (false, if raising.pend() { REFUSES } else { OWED });
     }
     let Some(error) = request.seen().overdraft(false) else { return (false, NOT_RAISING) };
     PyErr::from(error).restore(py);

@@ -47,6 +47,7 @@ pub(crate) enum Runs {
     /// Others', as the standard library's: a small block is not refused to it.
     Others,
     /// What enters or leaves a block would leave a lock locked, and a loop that reads for a server end its connection.
+    /// Of what the collector calls, or what frees an object, nobody is told.
     AtEnds,
     /// Whoever's, while a module is imported, which would stay half made for all that come later. Or a function of a
     /// tool that observes, which CPython would remove.

@@ -29,13 +29,23 @@ pub(crate) struct Python {
     /// Where functions begin, of its own or of its library, that go on after NULL as if nothing were, or lose
     /// somebody's work.
     pub(super) fragile: &'static [usize],
+    /// Where functions begin that tell nobody of what Python code raises that they call.
+    uncaught: &'static [usize],
 }
 
 impl Python {
     /// The one whose loop begins here.
     pub(crate) fn at(eval: *mut c_void) -> Option<Self> {
         let (size, file) = extent(eval)?;
-        Some(Self { eval: eval.addr(), eval_bytes: size, file, parts: [0; 8], allocator: [0; 6], fragile: &[] })
+        Some(Self {
+            eval: eval.addr(),
+            eval_bytes: size,
+            file,
+            parts: [0; 8],
+            allocator: [0; 6],
+            fragile: &[],
+            uncaught: &[],
+        })
     }
 
     /// The same, with the functions that make and resize small objects.
@@ -46,6 +56,20 @@ impl Python {
     /// The same, with functions that do not survive NULL: found once for the process, and never forgotten.
     pub(crate) fn with_fragile(self, functions: Vec<usize>) -> Self {
         Self { fragile: functions.leak(), ..self }
+    }
+
+    /// The same, with functions that tell nobody of what Python code raises that they call.
+    pub(crate) fn with_uncaught(self, functions: Vec<usize>) -> Self {
+        Self { uncaught: functions.leak(), ..self }
+    }
+
+    /// Whether the Python code that runs was called by one of those, through however many others of Python's.
+    #[cold]
+    pub(crate) fn is_uncaught(&self) -> bool {
+        let mut calling = Calling { python: *self, frames: 0, is_uncaught: false };
+        // SAFETY: `visit_calling` is given the struct, which lives until this returns.
+        unsafe { _Unwind_Backtrace(visit_calling, (&raw mut calling).cast()) };
+        calling.is_uncaught
     }
 
     /// Where the functions begin that are between the loop and whoever calls this.
@@ -109,6 +133,23 @@ extern "C" fn visit_between(context: *mut c_void, between: *mut c_void) -> c_int
     }
     between.found.push(enclosing(ip));
     GO_ON
+}
+
+/// Frames that are looked at: who frees an object or collects is rarely as far away.
+const MAX_CALLING: u32 = 256;
+
+struct Calling {
+    python: Python,
+    frames: u32,
+    is_uncaught: bool,
+}
+
+extern "C" fn visit_calling(context: *mut c_void, calling: *mut c_void) -> c_int {
+    // SAFETY: the struct of `is_uncaught`, which waits for the end; and the context that the unwinder gave.
+    let (calling, ip) = unsafe { (&mut *calling.cast::<Calling>(), _Unwind_GetIP(context)) };
+    calling.frames += 1;
+    calling.is_uncaught = calling.python.uncaught.contains(&enclosing(ip));
+    if calling.is_uncaught || calling.frames > MAX_CALLING { STOP } else { GO_ON }
 }
 
 struct Callee {

@@ -91,3 +91,27 @@ def test_outside_of_a_block_the_request_is_told_as_soon():
                 raise AssertionError("not told")
             assert request.stats.peak_bytes < 2 * MiB, request.stats
     """)
+
+
+def test_a_loop_of_which_each_jump_is_left_out_is_told_as_soon():
+    """Since 3.13 one that ends with an `if` makes pending calls nowhere else, and used all of its reserve."""
+    check("""
+        def greedy():
+            try:
+                kept = []
+                for number in range(1_000_000):
+                    kept.append([number])
+                    if number < 0:
+                        print(number)
+            finally:
+                kept = None
+        peaks = []
+        for _ in range(60):
+            try:
+                with ctxalloc.request(limit_bytes=400 * KiB, whole=True) as request:
+                    greedy()
+            except ctxalloc.BudgetExceeded:
+                peaks.append(request.stats.peak_bytes)
+        assert len(peaks) == 60
+        assert sorted(peaks)[30] < (400 + 64) * KiB, peaks  # of a reserve of 256 KiB
+    """)

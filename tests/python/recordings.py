@@ -266,17 +266,22 @@ def two_halves(requests: int = 60) -> Script:
 
 
 def in_each_others_way(turns: int = 5) -> Script:
-    """Three routes in turns: what a pool keeps of the first two stands beside what the other has alive."""
+    """Three routes in turns: what a pool keeps of the first two stands beside what the other has alive.
+
+    Their blocks are a small part of their time: what a pool saves of it pays for none of that, whatever a page fault
+    costs. They are of sizes that a pool has, so that no route is larger with it by itself.
+    """
     script = Script()
     for _ in range(turns):
-        for name, times, sizes in (
-            ("POST /many", 4, [400 * KiB] * 50),
-            ("POST /large", 4, [34 * MiB]),
-            ("POST /small", 20, [300 * KiB] * 3),
+        for name, times, seconds, sizes in (
+            ("POST /many", 4, 0.02, [512 * KiB] * 40),
+            ("POST /large", 4, 0.02, [34 * MiB]),
+            ("POST /small", 20, 0.001, [300 * KiB] * 3),
         ):
             for _at in range(times):
                 request = script.begin(name)
                 blocks = [script.make(request, size) for size in sizes]
+                script.rest(seconds)
                 for block in blocks:
                     script.free(block)
                 script.end(request)

@@ -100,17 +100,6 @@ class BudgetExceeded(MemoryError):  # noqa: N818 - says what happened, like name
         )
 
 
-class _Overdraft(BudgetExceeded):
-    """Set for a thread whose request was given more than its limit: raised, it is a BudgetExceeded."""
-
-    def __new__(cls, *made: Any) -> Any:
-        from ctxalloc._native import _whole_overdraft  # noqa: PLC0415 - which imports this module
-
-        if made:  # CPython before 3.12 may ask once more, with what it was given
-            return made[0]
-        return _whole_overdraft()
-
-
 class NoRoom(BudgetExceeded):
     """A request with ``reserve_bytes=`` could not begin: a budget had no room, and it did not wait, or not longer.
 

@@ -20,7 +20,6 @@ struct Instructions {
     load_const: Option<u8>,
     precall: Option<u8>,
     call: Option<u8>,
-    call_function_ex: Option<u8>,
     get_awaitable: Option<u8>,
     send: Option<u8>,
 }
@@ -52,7 +51,6 @@ impl Instructions {
             load_const: number("LOAD_CONST")?,
             precall: number("PRECALL")?,
             call: number("CALL")?,
-            call_function_ex: number("CALL_FUNCTION_EX")?,
             get_awaitable: number("GET_AWAITABLE")?,
             send: number("SEND")?,
         })
@@ -81,11 +79,6 @@ impl Instructions {
     fn awaits_next(&self, code: &[u8], at: usize) -> bool {
         let next = code.chunks_exact(2).skip(at / 2 + 1).map(|step| Some(step[0])).find(|&kind| kind != Some(0));
         next.is_some_and(|kind| kind == self.get_awaitable)
-    }
-
-    fn calls(&self, code: &[u8], at: usize) -> bool {
-        let running = back_from(code, at).next().and_then(|(kind, _)| kind);
-        running.is_some() && [self.call, self.precall, self.call_function_ex].contains(&running)
     }
 }
 
@@ -154,7 +147,7 @@ impl BreakingOff {
     /// Whose code a call is, whatever is around it.
     fn of_one(&self, &Running { file, function, code, at }: &Running<'_>) -> Runs {
         if !file.starts_with(&self.folder) && is_own(file, function) && !self.instructions.awaits_next(code, at) {
-            Runs::Own { is_in_a_call: self.instructions.calls(code, at) }
+            Runs::Own
         } else {
             Runs::Others
         }

@@ -42,6 +42,7 @@ pub(super) fn try_attach_before_exit<R>(work: impl for<'py> FnOnce(Python<'py>) 
 
 /// Does what a thread need not be attached for, but the interpreter has to be there for; `None` once it shuts down.
 /// It waits for nobody and allocates nothing.
+#[cfg(ctxalloc_whole)]
 pub(super) fn before_exit<R>(work: impl FnOnce() -> R) -> Option<R> {
     let _inside = Inside::pass()?;
     Some(work())

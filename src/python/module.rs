@@ -77,8 +77,6 @@ mod _native {
         room_made,
     };
     #[pymodule_export]
-    use super::super::overdraft::overdraft;
-    #[pymodule_export]
     use super::super::profile::{profile_begin, profile_end};
     #[pymodule_export]
     use super::super::reclaimers::PyReclaimer;

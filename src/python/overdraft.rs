@@ -1,41 +1,38 @@
 //! What becomes of a whole request that was given a block beyond a limit: BudgetExceeded at its next step.
 //!
 //! CPython is given a pending call, which it makes between two instructions: that raises if the request is selected and
-//! its own code may be [broken off](BreakingOff). Before 3.12 only the main thread makes such calls. On others a small
-//! block is then refused where own code asks for it, and for what else was granted an exception is set asynchronously
-//! (`PyThreadState_SetAsyncExc`), within a call of own code: that raises it as it returns. CPython may raise it later
-//! than that (cpython#139622), and then it must not meet other code. So it is set only under a [`Guard`], which whoever
-//! runs the request's code on this thread holds meanwhile, and which takes back what was not raised. Where there is
-//! none, the step that comes next asks [`Seen::overdraft`](crate::handler::requests::Seen::overdraft).
+//! its own code may be [broken off](BreakingOff). Before 3.12 only the main thread makes such calls. On others the next
+//! small block is refused that own code asks for. No exception is set asynchronously there
+//! (`PyThreadState_SetAsyncExc`): where the call fails in which the block was granted, CPython raises it in the first
+//! instruction of `__exit__`, of which nothing runs; and one that is taken back makes a traced function of 3.11 begin
+//! without end. Where nothing is refused, the step that comes next asks
+//! [`Seen::overdraft`](crate::handler::requests::Seen::overdraft).
 #![allow(unsafe_code, reason = "CPython's thread states")]
 
-use super::asyncio::losing::{has_a_loop, is_of_a_loop, tells_of_errors};
+use super::asyncio::losing::tells_of_errors;
 use super::attached;
 use super::breaking_off::{self, BreakingOff};
 use super::exit::before_exit;
 use super::gaps::Gaps;
-use super::imported::{Imported, module};
+use super::imported::Imported;
 use super::observed::Observed;
 use super::pending::SetAside;
 use super::preloaded::preloaded;
 use super::symbol::symbol;
 use crate::handler::Handler;
-use crate::handler::requests::{Begun, Payer, RequestHandle, imports_around, is_untold, payer_of};
-use crate::python::interned::intern;
+use crate::handler::requests::{Begun, Payer, RequestHandle, is_untold, payer_of};
 use crate::sync::Made;
 use crate::whole::{NOT_RAISING, NOTED, OWED, RAISED, RAISING as IS_RAISING, REFUSES, TELLING};
-use crate::whole::{Python as Loop, Runs, Thread, extent, handler_of, is_called_outside_of, word_of};
-use pyo3::exceptions::PyMemoryError;
+use crate::whole::{Python as Loop, Runs, Thread, extent, handler_of, is_called_outside_of};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use std::cell::Cell;
-use std::ffi::{CStr, c_int, c_ulong, c_void};
+use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
 use std::ptr::null_mut;
 
 /// Gives the handler of the request that is selected on this thread.
 type Selected = fn(&mut Thread) -> Option<Handler>;
-type GetIdent = unsafe extern "C" fn() -> c_ulong;
 type AddPending = unsafe extern "C" fn(extern "C" fn(*mut c_void) -> c_int, *mut c_void) -> c_int;
 /// CPython's own, from 3.12 on: any thread of the interpreter makes the call, or (flags) the main one only.
 type AddPendingAny = unsafe extern "C" fn(
@@ -44,20 +41,15 @@ type AddPendingAny = unsafe extern "C" fn(
     *mut c_void,
     c_int,
 ) -> c_int;
-type SetAsync = unsafe extern "C" fn(c_ulong, *mut ffi::PyObject) -> c_int;
 
 /// How an exception is set.
 struct Raising {
-    ident: GetIdent,
-    set: SetAsync,
     breaking_off: BreakingOff,
     gaps: Gaps,
     /// `None`: what observes is taken for the request's own code.
     observed: Option<Observed>,
     pend: Option<AddPending>,
     pend_any: Option<AnyThreads>,
-    /// What makes the BudgetExceeded when CPython raises it.
-    class: Py<PyAny>,
     python: Loop,
     /// Whether this thread has the GIL.
     is_attached: fn() -> bool,
@@ -100,15 +92,7 @@ pub(super) fn prepare(
     is_attached: fn() -> bool,
     selected: Selected,
 ) -> PyResult<()> {
-    static CLASS: Imported = Imported::new("ctxalloc._errors", "_Overdraft");
-    let class = CLASS.get(py)?.clone().unbind();
-    let (Some(ident), Some(set), Some(python)) =
-        (symbol(c"PyThread_get_thread_ident"), symbol(c"PyThreadState_SetAsyncExc"), python)
-    else {
-        return Ok(());
-    };
-    // SAFETY: `unsigned long f(void)`, and `int f(unsigned long, PyObject *)`.
-    let (ident, set) = unsafe { (transmute::<*mut c_void, GetIdent>(ident), transmute::<*mut c_void, SetAsync>(set)) };
+    let Some(python) = python else { return Ok(()) };
     // SAFETY: `int f(int (*)(void *), void *)`.
     let pend = symbol(c"Py_AddPendingCall").map(|found| unsafe { transmute::<*mut c_void, AddPending>(found) });
     let file: String = py.import("ctxalloc")?.getattr("__file__")?.extract()?;
@@ -125,14 +109,11 @@ pub(super) fn prepare(
     let at = |name: &&CStr| symbol(name).and_then(|at| extent(at).map(|(bytes, _)| (at.addr(), bytes)));
     let locked = LOCKED.iter().filter_map(at).collect();
     RAISING.get_or_make(|| Raising {
-        ident,
-        set,
         breaking_off,
         gaps,
         observed,
         pend,
         pend_any,
-        class,
         python,
         is_attached,
         selected,
@@ -153,7 +134,7 @@ impl Raising {
             return Runs::Imports; // CPython would remove what observes, and break off what is observed
         }
         let runs = match self.breaking_off.runs(py, around) {
-            Runs::Own { .. } if self.python.is_uncaught() => Runs::AtEnds,
+            Runs::Own if self.python.is_uncaught() => Runs::AtEnds,
             runs => runs,
         };
         IMPORTED.set((runs == Runs::Imports, BETWEEN_LOOKS));
@@ -240,18 +221,10 @@ pub(super) fn begins(begun: &Begun) {
 /// `os.getcwd` does. `around`: how many imports are not the request's own.
 pub(super) fn runs(around: usize) -> Runs {
     let Some((raising, py)) = RAISING.get().zip(attached::here()) else {
-        return if IMPORTED.get().0 { Runs::Imports } else { Runs::Own { is_in_a_call: false } };
+        return if IMPORTED.get().0 { Runs::Imports } else { Runs::Own };
     };
     let _pending = SetAside::new(py);
     raising.runs(py, around)
-}
-
-/// Whether an exception may be set for the code that runs on this thread. Where that is an event loop's it would meet
-/// whoever waits.
-fn may_set() -> bool {
-    let Some(py) = attached::here() else { return true };
-    let _pending = SetAside::new(py);
-    !has_a_loop(py).unwrap_or(true) || !is_of_a_loop(py)
 }
 
 /// This thread was given a block beyond a limit of this request's: a small one, or another; or a small one while it is
@@ -276,8 +249,7 @@ pub(super) fn overdrawn(thread: &mut Thread, payer: Payer, is_small: bool) {
     let is_idle = matches!(thread.raising, NOT_RAISING | RAISED | REFUSES)
         || (matches!(thread.raising, NOTED | IS_RAISING) && is_perhaps_lost)
         || (thread.raising == OWED && is_perhaps_lost && !is_small);
-    let may_be_told = || raising.pends() || (!is_small && pays_for(thread.guard) && may_set());
-    if is_idle && pays_for(thread.account) && may_be_told() {
+    if is_idle && pays_for(thread.account) && raising.pends() {
         set(raising, thread, if is_small { NOTED } else { IS_RAISING });
     }
 }
@@ -307,25 +279,7 @@ fn set(raising: &Raising, thread: &mut Thread, state: u32) -> bool {
         }
         return true;
     }
-    // Native code that gave the GIL up takes blocks too.
-    if thread.guard == 0 || !(raising.is_attached)() || !is_called_outside_of(raising.python, &raising.locked) {
-        return true;
-    }
-    let Some(selected) = handler_of(thread.account)
-        .filter(|&selected| is_untold(selected) && payer_of(selected) == handler_of(thread.guard).and_then(payer_of))
-    else {
-        thread.raising = NOT_RAISING; // others run, or somebody told it; its end tells too
-        return true;
-    };
-    match runs(imports_around(selected)) {
-        Runs::Own { is_in_a_call: true } => {}
-        Runs::Own { .. } => return true,
-        _ => return false,
-    }
-    thread.raising = state;
-    // SAFETY: this thread has the GIL, and is in no function of CPython's that holds the lock of the thread states. The
-    // class lives as long as the process. What was set before is a class too, of which there are other references.
-    unsafe { (raising.set)((raising.ident)(), raising.class.as_ptr()) };
+    thread.raising = REFUSES;
     true
 }
 
@@ -383,7 +337,7 @@ fn told(py: Python<'_>) -> c_int {
 
 /// Raises what tells the request, if its own code runs. Returns whether it has, and what the thread's state is then.
 fn tell_of(py: Python<'_>, raising: &Raising, request: &RequestHandle) -> (bool, u32) {
-    if !matches!(raising.runs(py, request.seen().imports_around()), Runs::Own { .. }) {
+    if !matches!(raising.runs(py, request.seen().imports_around()), Runs::Own) {
         return (false, OWED);
     }
     if tells_of_errors(py).unwrap_or(false) {
@@ -406,91 +360,23 @@ fn own<R>(work: impl FnOnce(&mut Thread) -> R) -> Option<R> {
     Some(work(unsafe { &mut *(preloaded.library.thread)() }))
 }
 
-/// While it is there, an exception may be set for the request whose code runs on this thread.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Guard {
-    own: u64,
-    before: u64,
-}
-
-impl Guard {
-    /// One for a stretch of work that is neither suspended nor moved to another thread.
-    pub(super) fn begin(handler: Handler) -> Option<Self> {
-        let word = word_of(handler);
-        RAISING.get()?;
-        own(|thread| Self { own: word, before: std::mem::replace(&mut thread.guard, word) })
-    }
-
-    /// One for a `with` block, if none of the frames that are running can be suspended within it.
-    pub(super) fn of_block(py: Python<'_>, handler: Handler) -> PyResult<Option<Self>> {
-        if RAISING.get().is_none() || may_be_suspended(py)? {
-            return Ok(None);
-        }
-        Ok(Self::begin(handler))
-    }
-
-    /// What nobody was told of is told as soon as the request's own code runs.
-    pub(super) fn owe_what_is_untold(self) {
-        if handler_of(self.own).is_some_and(is_untold) {
-            own(|thread| {
-                thread.raising = OWED;
-                thread.look_soon();
-            });
-        }
-    }
-
-    /// Ends it, on its thread (on another one nothing happens), and takes back what was not raised.
-    pub(super) fn end(self, _py: Python<'_>) {
+/// What nobody was told of is told as soon as the own code of the request with this handler runs.
+pub(super) fn owe_what_is_untold(handler: Handler) {
+    if RAISING.get().is_some() && is_untold(handler) {
         own(|thread| {
-            if thread.guard != self.own {
-                return;
-            }
-            thread.guard = self.before;
-            let state = std::mem::replace(&mut thread.raising, NOT_RAISING);
-            if matches!(state, NOTED | IS_RAISING)
-                && let Some(raising) = RAISING.get()
-                && !raising.pends()
-            {
-                // SAFETY: this thread has the GIL, as the argument shows, and is called by Python code.
-                unsafe { (raising.set)((raising.ident)(), null_mut()) };
-            }
+            thread.raising = OWED;
+            thread.look_soon();
         });
     }
 }
 
-/// Whether a generator, a coroutine or a greenlet is running on this thread: the block may then last while other code
-/// runs.
-fn may_be_suspended(py: Python<'_>) -> PyResult<bool> {
-    /// `CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR`.
-    const SUSPENDS: u32 = 0x20 | 0x80 | 0x200;
-    let mut frame = GET_FRAME.get(py)?.call0()?;
-    while !frame.is_none() {
-        if frame.getattr(intern!(py, "f_code"))?.getattr(intern!(py, "co_flags"))?.extract::<u32>()? & SUSPENDS != 0 {
-            return Ok(true);
-        }
-        frame = frame.getattr(intern!(py, "f_back"))?;
+/// A whole request's block ends, or a step of it: what told it has been made.
+pub(super) fn ends() {
+    if RAISING.get().is_some() {
+        own(|thread| {
+            if thread.raising == RAISED {
+                thread.raising = NOT_RAISING;
+            }
+        });
     }
-    let Some(greenlet) = module(py, intern!(py, "greenlet")).filter(|module| !module.is_none()) else {
-        return Ok(false);
-    };
-    Ok(!greenlet.call_method0(intern!(py, "getcurrent"))?.getattr(intern!(py, "parent"))?.is_none())
-}
-
-/// The exception that was set for this thread: CPython raises it now.
-#[pyfunction]
-#[pyo3(name = "_whole_overdraft")]
-pub(super) fn overdraft(py: Python<'_>) -> Py<PyAny> {
-    let guard = own(|thread| {
-        thread.raising = IS_RAISING;
-        thread.guard
-    });
-    // A request inside that counts its arrays only is not the one whose limit it was.
-    let request = guard.and_then(handler_of).and_then(payer_of).and_then(RequestHandle::from_handler);
-    let error = match request.and_then(|request| request.seen().last_overdraft()) {
-        Some(error) => PyErr::from(error),
-        None => PyMemoryError::new_err("native code was given memory beyond the request's limit"),
-    };
-    let error = error.into_value(py).into_any();
-    own(|thread| thread.raising = RAISED);
-    error
 }

@@ -8,15 +8,13 @@
 
 use super::lookup::handler_for;
 use super::numpy::Numpy;
-use super::overdraft::Guard;
+use super::overdraft;
 use super::request::{PyRequest, serving_variable};
 use super::token_cell::TokenCell;
-use crate::handler::Handler;
 use crate::python::interned::intern;
 use pyo3::exceptions::{PyRuntimeError, PyStopAsyncIteration, PyStopIteration, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use std::sync::{Mutex, PoisonError};
 
 /// For ``with``: the application's call, or one part of the body. It is entered once.
 #[pyclass(frozen, name = "_ServingStep", module = "ctxalloc._native")]
@@ -26,8 +24,6 @@ pub(super) struct ServingStep {
     mark: TokenCell,
     /// Of the selection.
     token: TokenCell,
-    /// While the step lasts, an exception may be set for its thread.
-    guard: Mutex<Option<Guard>>,
 }
 
 impl ServingStep {
@@ -35,14 +31,6 @@ impl ServingStep {
     fn whole<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyRequest>>> {
         let request = self.serving.bind(py).getattr(intern!(py, "request"))?.cast_into::<PyRequest>().ok();
         Ok(request.filter(|request| request.get().is_whole()))
-    }
-
-    fn begin_guard(&self, py: Python<'_>, handler: Handler) -> PyResult<()> {
-        if self.whole(py)?.is_some() {
-            let guard = Guard::of_block(py, handler)?;
-            *self.guard.lock().unwrap_or_else(PoisonError::into_inner) = guard;
-        }
-        Ok(())
     }
 
     fn deselect(&self, py: Python<'_>) -> PyResult<()> {
@@ -60,7 +48,7 @@ impl ServingStep {
     #[new]
     #[pyo3(signature = (serving, /))]
     fn new(serving: Py<PyAny>) -> Self {
-        Self { serving, mark: TokenCell::new(), token: TokenCell::new(), guard: Mutex::new(None) }
+        Self { serving, mark: TokenCell::new(), token: TokenCell::new() }
     }
 
     fn __enter__(&self, py: Python<'_>) -> PyResult<()> {
@@ -76,7 +64,7 @@ impl ServingStep {
             Ok(token) => {
                 self.mark.put(mark);
                 self.token.put(token);
-                self.begin_guard(py, handler.get().handler()).inspect_err(|_| _ = self.deselect(py))
+                Ok(())
             }
             Err(error) => {
                 variable.reset(&mark)?;
@@ -95,9 +83,7 @@ impl ServingStep {
         error: &Bound<'_, PyAny>,
         _traceback: &Bound<'_, PyAny>,
     ) -> PyResult<()> {
-        if let Some(guard) = self.guard.lock().unwrap_or_else(PoisonError::into_inner).take() {
-            guard.end(py);
-        }
+        overdraft::ends();
         self.deselect(py)?;
         let is_done = error.is_none()
             || error.is_instance_of::<PyStopIteration>()

@@ -42,8 +42,8 @@ pub(crate) struct Binding {
 /// Whose code runs on a thread, for what a refusal would leave half done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Runs {
-    /// The request's own, which may be refused all; whether within a call.
-    Own { is_in_a_call: bool },
+    /// The request's own, which may be refused all.
+    Own,
     /// Others', as the standard library's: a small block is not refused to it.
     Others,
     /// What enters or leaves a block would leave a lock locked, and a loop that reads for a server end its connection.

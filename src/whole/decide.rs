@@ -287,8 +287,8 @@ impl Decider {
             thread.raising = NOT_RAISING; // others run, or somebody told it
             return false;
         };
-        let runs_own = || matches!((self.binding.runs)(imports_around(handler)), Runs::Own { .. });
-        if matches!(answer(), Answer::RefusePython) && runs_own() {
+        let runs_own = || matches!((self.binding.runs)(imports_around(handler)), Runs::Own);
+        if answer().refuses() && runs_own() {
             thread.raising = NOT_RAISING;
             tell_by_null(handler);
             return true;
@@ -307,6 +307,7 @@ impl Decider {
         let is_told = || handler_of(thread.account).is_some() && (self.binding.tells_soon)();
         if matches!(thread.raising, NOT_RAISING | RAISED | REFUSES) && !is_told() {
             thread.raising = REFUSES;
+            thread.look_soon();
         }
         Self::look_soon_if_owed(thread);
     }

@@ -33,8 +33,7 @@ struct thread {
     uint32_t busy;    /* Rust decides: what it allocates meanwhile is nobody's */
     uint32_t object;  /* the call of malloc under way is for a Python object ... */
     uint32_t resize;  /* ... and one that is resized */
-    uint32_t raising; /* these two are the binding's: see src/whole/shared.rs */
-    uint64_t guard;
+    uint32_t raising; /* the binding's: see src/whole/shared.rs */
     uint64_t refusing; /* these four are Rust's own */
     const void *paused, *held;
     void *nobodys;

@@ -42,9 +42,6 @@ pub(crate) struct Thread {
     pub(super) resize: u32,
     /// [`NOT_RAISING`], [`RAISING`], [`OWED`], [`RAISED`], [`NOTED`], [`REFUSES`] or [`TELLING`].
     pub(crate) raising: u32,
-    /// The handler of the whole request that Python code runs in on this thread, which sees to it that no exception
-    /// that is set for it comes after its end; 0: there is none.
-    pub(crate) guard: u64,
     /// The next block of so many bytes is refused; 0: none.
     pub(super) refusing: u64,
     /// Where [`is_paused`](crate::unattributed::is_paused) and [`is_forking`](crate::sync::is_forking) find their

@@ -49,16 +49,14 @@ def observed():
         while step:
             names.append(step.tb_frame.f_code.co_name)
             step = step.tb_next
-        assert names == ["observed"] or is_met, names
+        assert names == ["observed"], names
     else:
         raise AssertionError("not told")
     finally:
-        assert observes() or is_met, "the tool was removed"
+        assert observes(), "the tool was removed"
         end()
     assert request.stats.peak_bytes < 24 * MiB, request.stats  # all of them are 400
     answers.append(True)
-# What is set for a thread before CPython 3.12 meets a profile function first: it is called as C's functions return.
-is_met = sys.version_info < (3, 12) and sys.argv[1:3] == ["profile", "thread"]
 answers = []
 if sys.argv[2] == "main":
     observed()

@@ -156,13 +156,6 @@ impl Seen {
         self.chain.whole.iter().for_each(|parts| parts.note_imports_around(calls));
     }
 
-    /// The last one, which is told with this.
-    #[cfg(ctxalloc_whole)]
-    #[must_use]
-    pub(crate) fn last_overdraft(&self) -> Option<Error> {
-        self.chain.overdraft(true)
-    }
-
     /// Its own budget: the limit it was given, under what it is charged to.
     #[must_use]
     pub(crate) fn budget(&self) -> Budget {

@@ -127,7 +127,7 @@ pub(in crate::python) fn is_own(file: &str, function: &str) -> bool {
 }
 
 /// Whether the code that runs is an event loop's.
-pub(in crate::python) fn is_of_a_loop(py: Python<'_>) -> bool {
+fn is_of_a_loop(py: Python<'_>) -> bool {
     running(py) == Code::Loop
 }
 
@@ -137,11 +137,6 @@ fn running(py: Python<'_>) -> Code {
     let look =
         |file: &str, function: &str| Some(code_of(file, function, library)).filter(|code| *code != Code::Library);
     find_call(py, look).unwrap_or(Code::Own)
-}
-
-/// Whether an event loop of asyncio runs on this thread. Inside of an allocation.
-pub(in crate::python) fn has_a_loop(py: Python<'_>) -> PyResult<bool> {
-    Ok(running_loop(py)?.is_some())
 }
 
 /// That loop. It imports nothing.

@@ -10,7 +10,7 @@
 //! else that is done for a request.
 
 use super::super::imported::{Imported, module};
-use super::super::overdraft::Guard;
+use super::super::overdraft;
 use super::super::request::PyRequest;
 use super::coroutine::{Coroutine, Stepped};
 use crate::python::interned::intern;
@@ -107,7 +107,7 @@ impl Steps {
         let (exchange, request) = (self.exchange.bind(py), &self.request);
         let running = (self.calls.running)(exchange)?;
         running.begin();
-        let stepped = if request.get().is_whole() { Self::guarded(py, request.get(), owes, step) } else { step() };
+        let stepped = if request.get().is_whole() { Self::told(request.get(), owes, step) } else { step() };
         if running.end() {
             PyRequest::settle_open(request.bind(py))?;
         }
@@ -121,21 +121,13 @@ impl Steps {
         }
     }
 
-    /// One step, in which an exception may be set for this thread: what was not raised by its end is taken back.
-    fn guarded<'py>(
-        py: Python<'py>,
-        request: &PyRequest,
-        owes: bool,
-        step: impl FnOnce() -> Stepped<'py>,
-    ) -> Stepped<'py> {
-        let guard = request.begun_handler().and_then(Guard::begin);
-        if let Some(guard) = guard.filter(|_| owes) {
-            guard.owe_what_is_untold();
+    /// One step of a whole request. BudgetExceeded: it ended, and nobody was told yet of what was beyond its limit.
+    fn told<'py>(request: &PyRequest, owes: bool, step: impl FnOnce() -> Stepped<'py>) -> Stepped<'py> {
+        if let Some(handler) = request.begun_handler().filter(|_| owes) {
+            overdraft::owe_what_is_untold(handler);
         }
         let stepped = step();
-        if let Some(guard) = guard {
-            guard.end(py);
-        }
+        overdraft::ends();
         match stepped {
             Ok(PySendResult::Return(value)) => request.overdraft(false).map(|()| PySendResult::Return(value)),
             other => other,

@@ -10,7 +10,7 @@
 
 use super::PyRequest;
 use crate::python::entry_points::{answer, method};
-use crate::python::overdraft::Guard;
+use crate::python::overdraft;
 use pyo3::exceptions::PyTypeError;
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -58,22 +58,12 @@ impl PyRequest {
     }
 
     fn enter_block(slf: &Bound<'_, Self>) -> PyResult<()> {
-        let (py, this) = (slf.py(), slf.get());
-        this.enter(py)?;
-        if this.arguments().is_whole
-            && let Some(handler) = this.begun_handler()
-        {
-            // The block does not begin where this fails, and so nobody would leave it.
-            let guard = Guard::of_block(py, handler).inspect_err(|_| _ = Self::exit(slf, None))?;
-            *this.guard() = guard.map(Box::new);
-        }
-        Ok(())
+        slf.get().enter(slf.py())
     }
 
     fn exit_block(slf: &Bound<'_, Self>, error: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
-        let guard = if slf.get().arguments().is_whole { slf.get().guard().take() } else { None };
-        if let Some(guard) = guard {
-            guard.end(slf.py());
+        if slf.get().arguments().is_whole {
+            overdraft::ends();
         }
         Self::exit(slf, error)
     }

@@ -33,7 +33,7 @@ pub(super) use report::{
 
 pub(super) use served::ServedTerms;
 
-use super::overdraft::{self, Guard};
+use super::overdraft;
 use super::sited;
 use super::token_cell::TokenCell;
 use crate::handler::Handler;
@@ -43,7 +43,7 @@ use left::Left;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use terms::Arguments;
 
 /// See `module.rs`.
@@ -68,8 +68,6 @@ pub(super) struct PyRequest {
     phase: Locked<Phase>,
     /// Whether its phase is another than `New`: for the one that may enter it (`token`), who need not take the lock.
     is_used: AtomicBool,
-    /// Of a `with` block of a whole request.
-    guard: Mutex<Option<Box<Guard>>>,
     /// Which code made what it holds, if somebody asked for that.
     sited: Option<Arc<sited::Seen>>,
     /// The task that is cancelled if the request is chosen to make room, from its beginning to its end.
@@ -110,7 +108,6 @@ impl PyRequest {
             token: TokenCell::new(),
             phase: Locked::new(Phase::New),
             is_used: AtomicBool::new(false),
-            guard: Mutex::new(None),
             sited: None,
             cancelling: Mutex::new(None),
         }
@@ -138,11 +135,6 @@ impl PyRequest {
     fn arguments(&self) -> &Arguments {
         static NONE: Arguments = Arguments::none();
         self.arguments.as_deref().unwrap_or(&NONE)
-    }
-
-    /// Never locked while Python code runs.
-    fn guard(&self) -> MutexGuard<'_, Option<Box<Guard>>> {
-        self.guard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Never locked while Python code runs.

@@ -31,6 +31,7 @@ pub(super) fn with_fragile(py: Python<'_>, python: Loop) -> PyResult<Loop> {
     };
     add(by_doing(py, python))?;
     add(uncaught::collecting(py, python))?;
+    add(uncaught::forking(py))?;
     if py.version_info().minor == 13 {
         add(setting_defaults(py, python))?;
     }

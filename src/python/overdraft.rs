@@ -227,6 +227,16 @@ pub(super) fn runs(around: usize) -> Runs {
     raising.runs(py, around)
 }
 
+/// Whether a trace, profile or monitoring function runs on this thread.
+pub(super) fn is_observing() -> bool {
+    RAISING.get().zip(attached::here()).is_some_and(|(raising, py)| raising.is_observing(py))
+}
+
+/// Whether an exception is set on this thread.
+pub(super) fn is_raising() -> bool {
+    attached::here().is_some_and(PyErr::occurred)
+}
+
 /// This thread was given a block beyond a limit of this request's: a small one, or another; or a small one while it is
 /// about to be told. Called in the middle of an allocation.
 pub(super) fn overdrawn(thread: &mut Thread, payer: Payer, is_small: bool) {

@@ -1,5 +1,5 @@
 //! CPython's functions that call Python code and tell nobody but `sys.unraisablehook` of what it raises: the collector,
-//! and what frees an object or clears its weak references. Whoever is told of a limit there is not told.
+//! what frees an object or clears its weak references, and `fork`. Whoever is told of a limit there is not told.
 
 use super::found::{c_function, is_of_others, noting};
 use super::symbol::symbol;
@@ -21,7 +21,7 @@ pub(super) fn with_uncaught(py: Python<'_>, python: Loop) -> PyResult<Loop> {
         c"PyErr_FormatUnraisable",
     ];
     let mut found: Vec<_> = NAMES.into_iter().filter_map(symbol).map(<*mut _>::addr).collect();
-    for functions in [collecting(py, python), freeing(py, python)] {
+    for functions in [collecting(py, python), freeing(py, python), forking(py)] {
         match functions {
             Ok(functions) => found.extend(functions),
             Err(error) if is_of_others(py, &error) => {}
@@ -30,6 +30,19 @@ pub(super) fn with_uncaught(py: Python<'_>, python: Loop) -> PyResult<Loop> {
     }
     found.retain(|&function| function != 0);
     Ok(python.with_uncaught(found))
+}
+
+/// They call the functions of `os.register_at_fork`, of lists that they copy; where they cannot, they call none. What
+/// they call for that has no name.
+pub(super) fn forking(py: Python<'_>) -> PyResult<Vec<usize>> {
+    const FUNCTIONS: [(&str, &str); 3] = [("posix", "fork"), ("posix", "forkpty"), ("_posixsubprocess", "fork_exec")];
+    let mut found = Vec::new();
+    for (module, name) in FUNCTIONS {
+        if let Some(function) = py.import(module)?.getattr_opt(name)? {
+            found.push(c_function(&function));
+        }
+    }
+    Ok(found)
 }
 
 /// Functions that call any other.

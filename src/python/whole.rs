@@ -276,6 +276,8 @@ fn begin(py: Python<'_>) -> Result<(), Why> {
         tells_soon,
         runs,
         owes,
+        is_observing: overdraft::is_observing,
+        is_raising: overdraft::is_raising,
         still_imports,
         remembers,
         python,

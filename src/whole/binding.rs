@@ -25,6 +25,10 @@ pub(crate) struct Binding {
     /// Called while this thread owes what `overdrawn` could not set ([`OWED`]). As `selected`. False: others' code
     /// runs, as it may for long.
     pub(crate) owes: fn(&mut Thread) -> bool,
+    /// Whether a trace, profile or monitoring function runs on this thread. As `selected`.
+    pub(crate) is_observing: fn() -> bool,
+    /// Whether an exception is set on this thread. As `selected`.
+    pub(crate) is_raising: fn() -> bool,
     /// Whether `selected` has to be asked now and then, and not only when a block is to be charged: it may know only
     /// what it found the last time.
     pub(crate) remembers: bool,

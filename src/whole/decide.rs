@@ -8,7 +8,8 @@ use super::place::{Places, Record};
 pub(super) use super::sampling::EXACT_FROM;
 use super::sampling::{counted, taken, weight_of_sample};
 use super::shared::{
-    DONE, GROWN, Kind, NOT_RAISING, NOTED, OWED, PASS, RAISED, RAISING, REFUSED, REFUSES, Thread, ZEROED, handler_of,
+    DONE, GROWN, Kind, NOT_RAISING, NOTED, OWED, PASS, RAISED, RAISING, REFUSED, REFUSED_ONE, REFUSES, Thread, ZEROED,
+    handler_of,
 };
 use super::{range, walk, walk::Answer};
 use crate::handler::Handler;
@@ -190,6 +191,9 @@ impl Decider {
         let thread = busy(thread);
         self.free_postponed();
         let selected = if any_is_charged() { (self.binding.selected)(thread.0).or_else(owner) } else { None };
+        if thread.0.raising == REFUSED_ONE {
+            self.look_who_dropped(thread.0, selected);
+        }
         if thread.0.raising == OWED {
             if (self.binding.owes)(thread.0) {
                 Self::look_soon_if_owed(thread.0);
@@ -287,13 +291,35 @@ impl Decider {
             thread.raising = NOT_RAISING; // others run, or somebody told it
             return false;
         };
+        if (self.binding.is_observing)() {
+            thread.look_soon(); // what is observed may ask for much less than what observes
+            return false;
+        }
         let runs_own = || matches!((self.binding.runs)(imports_around(handler)), Runs::Own);
         if answer().refuses() && runs_own() {
-            thread.raising = NOT_RAISING;
-            tell_by_null(handler);
+            thread.refused_in = self.called_by_loop();
+            thread.raising = REFUSED_ONE;
+            thread.look_soon();
             return true;
         }
         false
+    }
+
+    fn called_by_loop(&self) -> u64 {
+        self.binding.python.map_or(0, |python| python.called_by_loop()) as u64
+    }
+
+    /// One block was refused, and this is the next one. Where the error goes on, that is of a traceback; where the same
+    /// call goes on without an error, it has dropped that, and another block is to be refused.
+    #[cold]
+    fn look_who_dropped(&self, thread: &mut Thread, selected: Option<Handler>) {
+        thread.raising = NOT_RAISING;
+        let Some(handler) = selected.filter(|&handler| is_untold(handler)) else { return };
+        if thread.refused_in != 0 && !(self.binding.is_raising)() && thread.refused_in == self.called_by_loop() {
+            thread.raising = REFUSES;
+        } else {
+            tell_by_null(handler);
+        }
     }
 
     /// Whether a small block that Python asks for is rather granted than refused where this code runs: the request that
@@ -430,7 +456,7 @@ pub(super) unsafe extern "C" fn usable(block: *mut c_void) -> usize {
 
 /// The refusal of a block. Nothing is to come after it for what the request was given before.
 pub(super) fn told_by_null(thread: &mut Thread) -> (u32, *mut u8) {
-    if matches!(thread.raising, NOTED | REFUSES) {
+    if matches!(thread.raising, NOTED | REFUSES | REFUSED_ONE) {
         thread.raising = NOT_RAISING;
         if let Some(handler) = handler_of(thread.account) {
             tell_by_null(handler);

@@ -34,7 +34,8 @@ struct thread {
     uint32_t object;  /* the call of malloc under way is for a Python object ... */
     uint32_t resize;  /* ... and one that is resized */
     uint32_t raising; /* the binding's: see src/whole/shared.rs */
-    uint64_t refusing; /* these four are Rust's own */
+    uint64_t refusing; /* these five are Rust's own */
+    uint64_t refused_in;
     const void *paused, *held;
     void *nobodys;
     uint32_t changes; /* the binding's */

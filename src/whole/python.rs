@@ -80,6 +80,15 @@ impl Python {
         between.found
     }
 
+    /// Where the function begins that the loop has called, through which this is called; 0: it has called this.
+    #[cold]
+    pub(super) fn called_by_loop(&self) -> usize {
+        let mut called = Called { python: *self, last: 0 };
+        // SAFETY: `visit_called` is given the struct, which lives until this returns.
+        unsafe { _Unwind_Backtrace(visit_called, (&raw mut called).cast()) };
+        called.last
+    }
+
     /// To be called by code that Python's loop runs for `evaluate`, a function (address and size) which calls nothing
     /// but the loop: the part that runs it is one of the loop.
     pub(crate) fn learn(&mut self, evaluate: (usize, usize)) {
@@ -150,6 +159,21 @@ extern "C" fn visit_calling(context: *mut c_void, calling: *mut c_void) -> c_int
     calling.frames += 1;
     calling.is_uncaught = calling.python.uncaught.contains(&enclosing(ip));
     if calling.is_uncaught || calling.frames > MAX_CALLING { STOP } else { GO_ON }
+}
+
+struct Called {
+    python: Python,
+    last: usize,
+}
+
+extern "C" fn visit_called(context: *mut c_void, called: *mut c_void) -> c_int {
+    // SAFETY: the struct of `called_by_loop`, which waits for the end; and the context that the unwinder gave.
+    let (called, ip) = unsafe { (&mut *called.cast::<Called>(), _Unwind_GetIP(context)) };
+    if called.python.runs(ip) {
+        return STOP;
+    }
+    called.last = enclosing(ip);
+    GO_ON
 }
 
 struct Callee {

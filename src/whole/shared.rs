@@ -40,10 +40,13 @@ pub(crate) struct Thread {
     pub(super) busy: u32,
     pub(super) object: u32,
     pub(super) resize: u32,
-    /// [`NOT_RAISING`], [`RAISING`], [`OWED`], [`RAISED`], [`NOTED`], [`REFUSES`] or [`TELLING`].
+    /// [`NOT_RAISING`], [`RAISING`], [`OWED`], [`RAISED`], [`NOTED`], [`REFUSES`], [`REFUSED_ONE`] or
+    /// [`TELLING`].
     pub(crate) raising: u32,
     /// The next block of so many bytes is refused; 0: none.
     pub(super) refusing: u64,
+    /// In [`REFUSED_ONE`]: which function the loop had called where it was refused.
+    pub(super) refused_in: u64,
     /// Where [`is_paused`](crate::unattributed::is_paused) and [`is_forking`](crate::sync::is_forking) find their
     /// answers on this thread; NULL until they were asked for. Those functions call the loader each time.
     paused: *const bool,
@@ -130,6 +133,8 @@ pub(crate) const NOTED: u32 = 4;
 /// A block was given beyond a limit, and nobody can be told as its code goes on: the next small one that its own code
 /// asks for is refused.
 pub(crate) const REFUSES: u32 = 5;
+/// As [`REFUSES`], and one was refused: who called may have dropped the error, as `open` and `int` do with some.
+pub(crate) const REFUSED_ONE: u32 = 7;
 /// One is made now, by a call that asks for no other.
 pub(crate) const TELLING: u32 = 6;
 

@@ -95,3 +95,80 @@ def test_what_a_tool_takes_for_the_lines_of_a_long_function():
         kept[:] = [None] * 3000
     """
     )
+
+
+@pytest.mark.parametrize("where", ["main", "thread"])
+@pytest.mark.parametrize("work", ["int('x')", "open(os.devnull).close()", "open(os.devnull, 'rb', 0).close()"])
+def test_an_error_that_a_call_drops_tells_nobody(work: str, where: str) -> None:
+    """`open` first tries whether its path is a number: where that was refused it went on, and the request was not."""
+    check(
+        START
+        + f"""
+    def once():
+        granted(b"a")
+        try:
+            {work}
+        except ValueError:
+            pass
+        rows = [[1] * 60 for _ in range(100)]
+    if sys.argv[1] == "thread":
+        told = on_a_thread(once, 40)
+    else:
+        told = []
+        for _ in range(40):
+            try:
+                with ctxalloc.request(limit_bytes=200 * KiB, whole=True):
+                    once()
+            except ctxalloc.BudgetExceeded as error:
+                told.append(error)
+    assert len(told) == 40, len(told)
+    """,
+        where,
+    )
+
+
+@pytest.mark.parametrize("where", ["main", "thread"])
+def test_what_fork_calls_is_called(where: str) -> None:
+    """It prints what these functions raise, and calls none of them where it has no memory for a list of them."""
+    check(
+        START
+        + """
+    called, lost = [], []
+    sys.unraisablehook = lambda one: lost.append(one)
+    os.register_at_fork(
+        before=lambda: called.append([1]),
+        after_in_parent=lambda: called.append([2]),
+        after_in_child=lambda: called.append([3]),
+    )
+    def work():
+        granted(b"a")
+        if (child := os.fork()) == 0:
+            while True:
+                try:
+                    os._exit(called != [[1], [3]] or bool(lost))
+                except MemoryError:
+                    pass  # the child's request is told too
+        _, ended = os.waitpid(child, 0)
+        assert ended == 0, ended
+    def rounds():
+        for _ in range(15):
+            called.clear()
+            try:
+                with ctxalloc.request(limit_bytes=200 * KiB, whole=True):
+                    work()
+            except MemoryError:
+                pass
+            # From 3.12 on it may be told before.
+            assert called in ([], [[1], [2]]) and not lost, (called, lost)
+        done.append(True)
+    done = []
+    if sys.argv[1] == "thread":
+        thread = threading.Thread(target=rounds)
+        thread.start()
+        thread.join()
+    else:
+        rounds()
+    assert done
+    """,
+        where,
+    )

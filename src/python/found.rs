@@ -8,11 +8,13 @@ use pyo3::prelude::*;
 use pyo3::types::PyCFunction;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Whether who has replaced what is called here has raised this, or an audit hook: what can be found without it is
-/// known. Anything else is not about this.
-pub(super) fn is_of_others(py: Python<'_>, error: &PyErr) -> bool {
-    let is_ours = error.is_instance_of::<PyMemoryError>(py) || error.is_instance_of::<PyRecursionError>(py);
-    error.is_instance_of::<PyException>(py) && !is_ours
+/// None of these functions, where who has replaced what is called for that has raised the error, or an audit hook: what
+/// can be found without it is known. Any other error is not about this.
+pub(super) fn or_none(py: Python<'_>, functions: PyResult<Vec<usize>>) -> PyResult<Vec<usize>> {
+    functions.or_else(|error| {
+        let is_ours = error.is_instance_of::<PyMemoryError>(py) || error.is_instance_of::<PyRecursionError>(py);
+        if error.is_instance_of::<PyException>(py) && !is_ours { Ok(Vec::new()) } else { Err(error) }
+    })
 }
 
 /// Where a function of C's begins; 0: it is none, as where somebody has replaced it.

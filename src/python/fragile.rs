@@ -8,9 +8,8 @@
 
 use super::allocating::asking;
 use super::eval_loop::with_methods;
-use super::found::{Seen, c_function, is_of_others, noting};
+use super::found::{Seen, c_function, noting, or_none};
 use super::symbol::symbol;
-use super::uncaught;
 use crate::whole::Python as Loop;
 use pyo3::exceptions::PyImportError;
 use pyo3::prelude::*;
@@ -18,25 +17,16 @@ use pyo3::types::{PyDict, PyTuple};
 use std::ffi::CStr;
 use std::sync::PoisonError;
 
-/// The loop, with those of this version.
-pub(super) fn with_fragile(py: Python<'_>, python: Loop) -> PyResult<Loop> {
+/// The loop, with those of this version. `others`: some that were found already.
+pub(super) fn with_fragile(py: Python<'_>, python: Loop, others: &[usize]) -> PyResult<Loop> {
     let mut found = by_name(py)?;
-    let mut add = |functions: PyResult<Vec<usize>>| {
-        match functions {
-            Ok(functions) => found.extend(functions),
-            Err(error) if is_of_others(py, &error) => {} // nobody is told of events where nobody may watch
-            Err(error) => return Err(error),
-        }
-        Ok(())
-    };
-    add(by_doing(py, python))?;
-    add(uncaught::collecting(py, python))?;
-    add(uncaught::forking(py))?;
+    found.extend(others);
+    found.extend(or_none(py, by_doing(py, python))?);
     if py.version_info().minor == 13 {
-        add(setting_defaults(py, python))?;
+        found.extend(or_none(py, setting_defaults(py, python))?);
     }
     if py.version_info() >= (3, 12) {
-        add(telling_of_events(py, python))?;
+        found.extend(or_none(py, telling_of_events(py, python))?); // where nobody may watch, nobody is told
     }
     found.retain(|&function| function != 0);
     found.sort_unstable();

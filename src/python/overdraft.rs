@@ -181,6 +181,12 @@ impl Raising {
         let pend = || unsafe { add(*interpreter, tell, null_mut(), 0) == 0 };
         if (self.is_attached)() { pend() } else { before_exit(pend).unwrap_or(false) }
     }
+
+    /// Called by what CPython has called: makes it again, and that is to look at the next step only.
+    fn pend_a_step_further(&self) -> bool {
+        SAME_STEP.set(AT_ONCE - 1);
+        self.pend()
+    }
 }
 
 /// Whether the request that is selected on this thread is told of a small block as soon as its code goes on.
@@ -264,33 +270,29 @@ pub(super) fn overdrawn(thread: &mut Thread, payer: Payer, is_small: bool) {
     }
 }
 
-/// Sets the exception that this thread owes. False: the code that runs is others', which is looked at less often.
-pub(super) fn raise(thread: &mut Thread) -> bool {
+/// Sets the exception that this thread owes.
+pub(super) fn raise(thread: &mut Thread) {
     // While a module is imported it stays owed. Without the GIL `overdrawn` has asked for what can be had.
     if let Some(raising) = RAISING.get().filter(|_| thread.raising == OWED && !still_imports(1))
         && (!raising.pends() || raising.is_next())
     {
-        return set(raising, thread, IS_RAISING);
+        set(raising, thread, IS_RAISING);
     }
-    true
 }
 
 static GET_FRAME: Imported = Imported::new("sys", "_getframe");
 
-/// Sees to it that the exception is raised, if that can be done now; else it is owed. False: since others' code runs.
-/// Called in the middle of an allocation.
-fn set(raising: &Raising, thread: &mut Thread, state: u32) -> bool {
-    thread.raising = OWED;
-    if raising.pends() {
-        SAME_STEP.set(0);
-        // Where this thread is not the next, another one may make the call, and this one still owes it.
-        if raising.pend() && raising.is_next() {
-            thread.raising = state;
-        }
-        return true;
+/// Sees to it that the exception is raised, if that can be done now; else it is owed, or a block is refused in its
+/// place. Called in the middle of an allocation.
+fn set(raising: &Raising, thread: &mut Thread, state: u32) {
+    if !raising.pends() {
+        thread.raising = REFUSES;
+        return;
     }
-    thread.raising = REFUSES;
-    true
+    SAME_STEP.set(0);
+    // Where this thread is not the next, another one may make the call, and this one still owes it.
+    let is_made_here = raising.pend() && raising.is_next();
+    thread.raising = if is_made_here { state } else { OWED };
 }
 
 thread_local! {
@@ -325,8 +327,7 @@ fn told(py: Python<'_>) -> c_int {
     }
     if raising.is_observing(py) {
         // Once more, until the code that is observed goes on: a profile function is called after each of C's.
-        SAME_STEP.set(AT_ONCE - 1);
-        if !raising.pend() {
+        if !raising.pend_a_step_further() {
             become_(OWED);
         }
         return 0;
@@ -355,8 +356,7 @@ fn tell_of(py: Python<'_>, raising: &Raising, request: &RequestHandle) -> (bool,
     }
     if raising.is_in_gap(py).unwrap_or(false) {
         // A step further it may be in none; but a loop may make such calls there alone. A refusal meets its handlers.
-        SAME_STEP.set(AT_ONCE - 1);
-        return (false, if raising.pend() { REFUSES } else { OWED });
+        return (false, if raising.pend_a_step_further() { REFUSES } else { OWED });
     }
     let Some(error) = request.seen().overdraft(false) else { return (false, NOT_RAISING) };
     PyErr::from(error).restore(py);

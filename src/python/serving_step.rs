@@ -60,17 +60,16 @@ impl ServingStep {
             return Err(PyRuntimeError::new_err("a step of a request is entered once"));
         }
         let mark = variable.set(self.serving.bind(py))?;
-        match selection.set(handler.get().capsule(py)) {
-            Ok(token) => {
-                self.mark.put(mark);
-                self.token.put(token);
-                Ok(())
-            }
+        let token = match selection.set(handler.get().capsule(py)) {
+            Ok(token) => token,
             Err(error) => {
                 variable.reset(&mark)?;
-                Err(error)
+                return Err(error);
             }
-        }
+        };
+        self.mark.put(mark);
+        self.token.put(token);
+        Ok(())
     }
 
     /// In another Context, where it was thrown away and closed, nothing is selected and nothing changes.

@@ -1,7 +1,7 @@
 //! CPython's functions that call Python code and tell nobody but `sys.unraisablehook` of what it raises: the collector,
 //! what frees an object or clears its weak references, and `fork`. Whoever is told of a limit there is not told.
 
-use super::found::{c_function, is_of_others, noting};
+use super::found::{c_function, noting, or_none};
 use super::symbol::symbol;
 use crate::whole::Python as Loop;
 use pyo3::prelude::*;
@@ -9,8 +9,15 @@ use pyo3::types::{PyCFunction, PyDict};
 use std::ffi::CStr;
 use std::sync::PoisonError;
 
-/// The loop, with those of this version.
-pub(super) fn with_uncaught(py: Python<'_>, python: Loop) -> PyResult<Loop> {
+/// Those that ask for memory themselves, and go on where they get none.
+pub(super) fn asking(py: Python<'_>, python: Loop) -> PyResult<Vec<usize>> {
+    let mut found = or_none(py, collecting(py, python))?;
+    found.extend(or_none(py, forking(py))?);
+    Ok(found)
+}
+
+/// The loop, with those of this version. `asking`: see there.
+pub(super) fn with_uncaught(py: Python<'_>, python: Loop, asking: &[usize]) -> PyResult<Loop> {
     const NAMES: [&CStr; 7] = [
         c"_Py_Dealloc",
         c"PyObject_CallFinalizer",
@@ -21,20 +28,15 @@ pub(super) fn with_uncaught(py: Python<'_>, python: Loop) -> PyResult<Loop> {
         c"PyErr_FormatUnraisable",
     ];
     let mut found: Vec<_> = NAMES.into_iter().filter_map(symbol).map(<*mut _>::addr).collect();
-    for functions in [collecting(py, python), freeing(py, python), forking(py)] {
-        match functions {
-            Ok(functions) => found.extend(functions),
-            Err(error) if is_of_others(py, &error) => {}
-            Err(error) => return Err(error),
-        }
-    }
+    found.extend(asking);
+    found.extend(or_none(py, freeing(py, python))?);
     found.retain(|&function| function != 0);
     Ok(python.with_uncaught(found))
 }
 
 /// They call the functions of `os.register_at_fork`, of lists that they copy; where they cannot, they call none. What
 /// they call for that has no name.
-pub(super) fn forking(py: Python<'_>) -> PyResult<Vec<usize>> {
+fn forking(py: Python<'_>) -> PyResult<Vec<usize>> {
     const FUNCTIONS: [(&str, &str); 3] = [("posix", "fork"), ("posix", "forkpty"), ("_posixsubprocess", "fork_exec")];
     let mut found = Vec::new();
     for (module, name) in FUNCTIONS {
@@ -59,7 +61,7 @@ fn is_a_call(function: usize) -> bool {
 
 /// The collector's: of what is between `gc.collect` and one of `gc.callbacks`, or what a weak reference calls, the
 /// first. It makes a text for the callbacks, and goes on where it gets none.
-pub(super) fn collecting(py: Python<'_>, python: Loop) -> PyResult<Vec<usize>> {
+fn collecting(py: Python<'_>, python: Loop) -> PyResult<Vec<usize>> {
     // Not while it is at work by itself: that would not be by `gc.collect`.
     const CODE: &CStr = c"is_on = isenabled()
 disable()

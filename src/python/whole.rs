@@ -20,7 +20,7 @@ use super::preloaded::{Found, look_at_selections, preloaded};
 use super::profile::placed;
 use super::selection::Selection;
 use super::symbol::symbol;
-use super::uncaught::with_uncaught;
+use super::uncaught::{self, with_uncaught};
 use crate::handler::Handler;
 use crate::handler::requests::handler_at;
 use crate::sync::Made;
@@ -262,7 +262,11 @@ fn begin(py: Python<'_>) -> Result<(), Why> {
     let domains = Domains::found(py)?;
     let makers = domains.as_ref().map_or([null_mut(); 6], Domains::makers);
     let python = match eval_loop(py)? {
-        Some(python) => Some(with_uncaught(py, with_fragile(py, python)?)?.with_allocator(makers)),
+        Some(python) => {
+            let asking = uncaught::asking(py, python)?;
+            let python = with_uncaught(py, with_fragile(py, python, &asking)?, &asking)?;
+            Some(python.with_allocator(makers))
+        }
         None => None,
     };
     losing::prepare(py)?;

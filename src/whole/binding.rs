@@ -22,9 +22,8 @@ pub(crate) struct Binding {
     pub(crate) runs: fn(usize) -> Runs,
     /// Whether `runs` has said [`Runs::Imports`] so shortly before that it need not be asked for so many bytes more.
     pub(crate) still_imports: fn(usize) -> bool,
-    /// Called while this thread owes what `overdrawn` could not set ([`OWED`]). As `selected`. False: others' code
-    /// runs, as it may for long.
-    pub(crate) owes: fn(&mut Thread) -> bool,
+    /// Called while this thread owes what `overdrawn` could not set ([`OWED`]). As `selected`.
+    pub(crate) owes: fn(&mut Thread),
     /// Whether a trace, profile or monitoring function runs on this thread. As `selected`.
     pub(crate) is_observing: fn() -> bool,
     /// Whether an exception is set on this thread. As `selected`.

@@ -195,11 +195,8 @@ impl Decider {
             self.look_who_dropped(thread.0, selected);
         }
         if thread.0.raising == OWED {
-            if (self.binding.owes)(thread.0) {
-                Self::look_soon_if_owed(thread.0);
-            } else {
-                thread.0.look_again();
-            }
+            (self.binding.owes)(thread.0);
+            Self::look_soon_if_owed(thread.0);
         }
         if is_small && (!is_sample || thread.0.resize > 0) {
             if thread.0.raising != REFUSES {

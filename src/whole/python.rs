@@ -1,18 +1,27 @@
 //! Python's loop and some of its functions, as a native stack shows them: by where they begin.
 
 use std::ffi::{c_int, c_void};
+use std::ops::ControlFlow::{self, Break, Continue};
 
 unsafe extern "C" {
-    pub(super) fn _Unwind_Backtrace(
-        visit: extern "C" fn(*mut c_void, *mut c_void) -> c_int,
-        walk: *mut c_void,
-    ) -> c_int;
-    pub(super) fn _Unwind_GetIP(context: *mut c_void) -> usize;
+    fn _Unwind_Backtrace(visit: extern "C" fn(*mut c_void, *mut c_void) -> c_int, with: *mut c_void) -> c_int;
+    fn _Unwind_GetIP(context: *mut c_void) -> usize;
     fn _Unwind_FindEnclosingFunction(return_address: *mut c_void) -> *mut c_void;
 }
 
-pub(super) const GO_ON: c_int = 0;
-pub(super) const STOP: c_int = 4;
+/// Gives `visit` where each call on this thread's native stack returns to, the innermost first, until it breaks off.
+#[inline]
+pub(super) fn each_return<F: FnMut(usize) -> ControlFlow<()>>(mut visit: F) {
+    extern "C" fn one<F: FnMut(usize) -> ControlFlow<()>>(context: *mut c_void, visit: *mut c_void) -> c_int {
+        const GO_ON: c_int = 0;
+        const STOP: c_int = 4;
+        // SAFETY: the closure of `each_return`, which waits for the end; and the context that the unwinder gave.
+        let (visit, ip) = unsafe { (&mut *visit.cast::<F>(), _Unwind_GetIP(context)) };
+        if visit(ip).is_break() { STOP } else { GO_ON }
+    }
+    // SAFETY: `one` is given the closure, which lives until this returns.
+    unsafe { _Unwind_Backtrace(one::<F>, (&raw mut visit).cast()) };
+}
 
 /// Where Python's loop is, and the object file that it is in.
 #[repr(C)]
@@ -66,36 +75,56 @@ impl Python {
     /// Whether the Python code that runs was called by one of those, through however many others of Python's.
     #[cold]
     pub(crate) fn is_uncaught(&self) -> bool {
-        let mut calling = Calling { python: *self, frames: 0, is_uncaught: false };
-        // SAFETY: `visit_calling` is given the struct, which lives until this returns.
-        unsafe { _Unwind_Backtrace(visit_calling, (&raw mut calling).cast()) };
-        calling.is_uncaught
+        /// Frames that are looked at: who frees an object or collects is rarely as far away.
+        const MAX_FRAMES: u32 = 256;
+        let (mut frames, mut is_uncaught) = (0, false);
+        each_return(|ip| {
+            frames += 1;
+            is_uncaught = self.uncaught.contains(&enclosing(ip));
+            if is_uncaught || frames > MAX_FRAMES { Break(()) } else { Continue(()) }
+        });
+        is_uncaught
     }
 
     /// Where the functions begin that are between the loop and whoever calls this.
     pub(crate) fn functions_between(&self) -> Vec<usize> {
-        let mut between = Between { python: *self, found: Vec::new() };
-        // SAFETY: `visit_between` is given the struct, which lives until this returns.
-        unsafe { _Unwind_Backtrace(visit_between, (&raw mut between).cast()) };
-        between.found
+        let mut found = Vec::new();
+        self.each_between(|ip| found.push(enclosing(ip)));
+        found
     }
 
     /// Where the function begins that the loop has called, through which this is called; 0: it has called this.
     #[cold]
     pub(super) fn called_by_loop(&self) -> usize {
-        let mut called = Called { python: *self, last: 0 };
-        // SAFETY: `visit_called` is given the struct, which lives until this returns.
-        unsafe { _Unwind_Backtrace(visit_called, (&raw mut called).cast()) };
-        called.last
+        let mut last = 0;
+        self.each_between(|ip| last = enclosing(ip));
+        last
+    }
+
+    /// The calls between the loop and whoever calls this.
+    fn each_between(&self, mut see: impl FnMut(usize)) {
+        each_return(|ip| {
+            if self.runs(ip) {
+                return Break(());
+            }
+            see(ip);
+            Continue(())
+        });
     }
 
     /// To be called by code that Python's loop runs for `evaluate`, a function (address and size) which calls nothing
     /// but the loop: the part that runs it is one of the loop.
     pub(crate) fn learn(&mut self, evaluate: (usize, usize)) {
-        let mut callee = Callee { of: evaluate, last: 0, found: None };
-        // SAFETY: `visit_callee` is given the struct, which lives until this returns.
-        unsafe { _Unwind_Backtrace(visit_callee, (&raw mut callee).cast()) };
-        let Some(ip) = callee.found.filter(|&ip| !self.runs(ip) && self.is_in_file(ip)) else { return };
+        let (mut last, mut found) = (0, None);
+        each_return(|ip| {
+            if ip.wrapping_sub(evaluate.0) < evaluate.1 {
+                found = Some(last);
+                return Break(());
+            }
+            last = ip;
+            Continue(())
+        });
+        let Some(ip) = found.filter(|&ip| !self.runs(ip) && self.is_in_file(ip)) else { return };
         if let Some(free) = self.parts.iter_mut().find(|part| **part == 0) {
             *free = enclosing(ip);
         }
@@ -127,70 +156,6 @@ pub(crate) fn file_of(address: *const c_void) -> usize {
     // SAFETY: any address may be asked for; a place for the answer.
     unsafe { libc::dladdr(address, &raw mut info) };
     info.dli_fbase.addr()
-}
-
-struct Between {
-    python: Python,
-    found: Vec<usize>,
-}
-
-extern "C" fn visit_between(context: *mut c_void, between: *mut c_void) -> c_int {
-    // SAFETY: the struct of `functions_between`, which waits for the end; and the context that the unwinder gave.
-    let (between, ip) = unsafe { (&mut *between.cast::<Between>(), _Unwind_GetIP(context)) };
-    if between.python.runs(ip) {
-        return STOP;
-    }
-    between.found.push(enclosing(ip));
-    GO_ON
-}
-
-/// Frames that are looked at: who frees an object or collects is rarely as far away.
-const MAX_CALLING: u32 = 256;
-
-struct Calling {
-    python: Python,
-    frames: u32,
-    is_uncaught: bool,
-}
-
-extern "C" fn visit_calling(context: *mut c_void, calling: *mut c_void) -> c_int {
-    // SAFETY: the struct of `is_uncaught`, which waits for the end; and the context that the unwinder gave.
-    let (calling, ip) = unsafe { (&mut *calling.cast::<Calling>(), _Unwind_GetIP(context)) };
-    calling.frames += 1;
-    calling.is_uncaught = calling.python.uncaught.contains(&enclosing(ip));
-    if calling.is_uncaught || calling.frames > MAX_CALLING { STOP } else { GO_ON }
-}
-
-struct Called {
-    python: Python,
-    last: usize,
-}
-
-extern "C" fn visit_called(context: *mut c_void, called: *mut c_void) -> c_int {
-    // SAFETY: the struct of `called_by_loop`, which waits for the end; and the context that the unwinder gave.
-    let (called, ip) = unsafe { (&mut *called.cast::<Called>(), _Unwind_GetIP(context)) };
-    if called.python.runs(ip) {
-        return STOP;
-    }
-    called.last = enclosing(ip);
-    GO_ON
-}
-
-struct Callee {
-    of: (usize, usize),
-    last: usize,
-    found: Option<usize>,
-}
-
-extern "C" fn visit_callee(context: *mut c_void, callee: *mut c_void) -> c_int {
-    // SAFETY: the struct of `learn`, which waits for the end; and the context that the unwinder gave.
-    let (callee, ip) = unsafe { (&mut *callee.cast::<Callee>(), _Unwind_GetIP(context)) };
-    if ip.wrapping_sub(callee.of.0) < callee.of.1 {
-        callee.found = Some(callee.last);
-        return STOP;
-    }
-    callee.last = ip;
-    GO_ON
 }
 
 /// How long the function is that begins here, and the start of the object file that it is in.

@@ -40,8 +40,8 @@ pub(crate) struct Thread {
     pub(super) busy: u32,
     pub(super) object: u32,
     pub(super) resize: u32,
-    /// [`NOT_RAISING`], [`RAISING`], [`OWED`], [`RAISED`], [`NOTED`], [`REFUSES`], [`REFUSED_ONE`] or
-    /// [`TELLING`].
+    /// [`NOT_RAISING`], [`RAISING`], [`OWED`], [`RAISED`], [`NOTED`], [`REFUSES`], [`TELLING`] or
+    /// [`REFUSED_ONE`].
     pub(crate) raising: u32,
     /// The next block of so many bytes is refused; 0: none.
     pub(super) refusing: u64,
@@ -133,10 +133,10 @@ pub(crate) const NOTED: u32 = 4;
 /// A block was given beyond a limit, and nobody can be told as its code goes on: the next small one that its own code
 /// asks for is refused.
 pub(crate) const REFUSES: u32 = 5;
-/// As [`REFUSES`], and one was refused: who called may have dropped the error, as `open` and `int` do with some.
-pub(crate) const REFUSED_ONE: u32 = 7;
 /// One is made now, by a call that asks for no other.
 pub(crate) const TELLING: u32 = 6;
+/// As [`REFUSES`], and one was refused: who called may have dropped the error, as `open` and `int` do with some.
+pub(crate) const REFUSED_ONE: u32 = 7;
 
 /// A handler as [`Thread`] keeps it.
 pub(crate) fn word_of(handler: Handler) -> u64 {

@@ -2,9 +2,10 @@
 //! are known to survive it.
 
 use super::functions::{Functions, What};
-use super::python::{_Unwind_Backtrace, _Unwind_GetIP, GO_ON, Python, STOP, empty, enclosing};
+use super::python::{Python, each_return, empty, enclosing};
 use crate::sync::Made;
-use std::ffi::{CStr, c_int, c_void};
+use std::ffi::{CStr, c_void};
+use std::ops::ControlFlow::{self, Break, Continue};
 
 /// Packages whose libraries return an error where `malloc` returns NULL. Each is proved by a test
 /// (`tests/whole/test_limits.py`, `tests/python/test_whole_limits.py`).
@@ -85,7 +86,6 @@ fn survives(path: &[u8], size_bytes: usize) -> bool {
 /// Frames that are looked at.
 const MAX_FRAMES: u32 = 64;
 
-#[repr(C)]
 struct Walk {
     python: Python,
     /// Where our own frames begin, which decide: those up to the preloaded library's. Beyond it, Rust's code ends the
@@ -104,39 +104,37 @@ struct Walk {
     reached_python: bool,
 }
 
-extern "C" fn visit(context: *mut c_void, walk: *mut c_void) -> c_int {
-    // SAFETY: the walk of `caller_survives`, which waits for the end; and the context that the unwinder gave.
-    let (walk, ip) = unsafe { (&mut *walk.cast::<Walk>(), _Unwind_GetIP(context)) };
+fn visit(walk: &mut Walk, ip: usize) -> ControlFlow<()> {
     walk.frames += 1;
     if walk.frames > MAX_FRAMES {
-        return STOP;
+        return Break(());
     }
     if walk.python.runs(ip) {
         walk.reached_python = true;
-        return STOP;
+        return Break(());
     }
     let mut info = empty();
     // SAFETY: any address may be asked for; a place for the answer.
     if unsafe { libc::dladdr(std::ptr::without_provenance(ip), &raw mut info) } == 0 || info.dli_fname.is_null() {
         walk.survive = false;
-        return STOP;
+        return Break(());
     }
     let begin = enclosing(ip);
     let is_one_of = |functions: &[usize]| begin != 0 && functions.contains(&begin);
     if is_one_of(walk.python.fragile) {
         walk.survive = false;
-        return STOP;
+        return Break(());
     }
     if info.dli_fbase.addr() == walk.python.file {
         walk.is_allocators = walk.asks_for_allocator && is_one_of(&walk.python.allocator);
-        return if walk.is_allocators { STOP } else { GO_ON };
+        return if walk.is_allocators { Break(()) } else { Continue(()) };
     }
     // SAFETY: the name of a loaded library, which ends with NUL.
     let name = unsafe { CStr::from_ptr(info.dli_fname) }.to_bytes();
     if !walk.is_beyond {
         walk.is_beyond = info.dli_fbase.addr() != walk.own_file;
         if !walk.is_beyond {
-            return GO_ON;
+            return Continue(());
         }
     }
     let file = file_name(name);
@@ -144,12 +142,12 @@ extern "C" fn visit(context: *mut c_void, walk: *mut c_void) -> c_int {
     let function = unsafe { name_at(&info) };
     if !survives(name, walk.size_bytes) || forgets_to_look(function) {
         walk.survive = false;
-        return STOP;
+        return Break(());
     }
     let is_expats = starts(file, EXPATS);
     walk.is_expats |= is_expats;
     walk.is_others |= !is_expats && !file.starts_with(OWN);
-    GO_ON
+    Continue(())
 }
 
 /// The name of the function that `dladdr` has found; empty: it has none that others may call.
@@ -164,30 +162,17 @@ unsafe fn name_at(info: &libc::Dl_info) -> &[u8] {
     unsafe { CStr::from_ptr(info.dli_sname) }.to_bytes()
 }
 
-struct Search<'a> {
-    python: Python,
-    within: &'a [(usize, usize)],
-    frames: u32,
-    found: bool,
-    reached_python: bool,
-}
-
-extern "C" fn search(context: *mut c_void, search: *mut c_void) -> c_int {
-    // SAFETY: the search of `runs_outside_of`, which waits for the end; and the context that the unwinder gave.
-    let (search, ip) = unsafe { (&mut *search.cast::<Search<'_>>(), _Unwind_GetIP(context)) };
-    search.frames += 1;
-    search.reached_python = search.python.runs(ip);
-    search.found = search.within.iter().any(|&(start, bytes)| ip.wrapping_sub(start) < bytes);
-    if search.found || search.reached_python || search.frames > MAX_FRAMES { STOP } else { GO_ON }
-}
-
 /// Whether Python's loop has called us, and none of these functions (address and size) is between. Without a lock.
 #[cold]
 pub(crate) fn is_called_outside_of(python: Python, within: &[(usize, usize)]) -> bool {
-    let mut found = Search { python, within, frames: 0, found: false, reached_python: false };
-    // SAFETY: `search` is given the search, which lives until this returns.
-    unsafe { _Unwind_Backtrace(search, (&raw mut found).cast()) };
-    found.reached_python && !found.found
+    let (mut frames, mut is_within, mut reached_python) = (0, false, false);
+    each_return(|ip| {
+        frames += 1;
+        reached_python = python.runs(ip);
+        is_within = within.iter().any(|&(start, bytes)| ip.wrapping_sub(start) < bytes);
+        if is_within || reached_python || frames > MAX_FRAMES { Break(()) } else { Continue(()) }
+    });
+    reached_python && !is_within
 }
 
 /// The library of Arrow's whose callers of a pool survive a refusal: the reader of CSV, for one, does not.
@@ -196,39 +181,29 @@ const ARROWS_SURVIVOR: &[u8] = b"libparquet.so";
 /// not got; so who is not known to read is no survivor.
 static ARROWS_FUNCTIONS: Made<Option<Functions>> = Made::new();
 
-struct Reader {
-    frames: u32,
-    reads: bool,
-    writes: bool,
-}
-
-extern "C" fn find_reader(context: *mut c_void, reader: *mut c_void) -> c_int {
-    let mut info = empty();
-    // SAFETY: the reader of `is_called_by_a_reader`, which waits for the end; the context that the unwinder gave; any
-    // address may be asked for, with a place for the answer; the name of a loaded library, which ends with NUL.
-    let (reader, ip, path) = unsafe {
-        let ip = _Unwind_GetIP(context);
-        let is_known = libc::dladdr(std::ptr::without_provenance(ip), &raw mut info) != 0 && !info.dli_fname.is_null();
-        let path = if is_known { CStr::from_ptr(info.dli_fname).to_bytes() } else { &[] };
-        (&mut *reader.cast::<Reader>(), ip, path)
-    };
-    reader.frames += 1;
-    if file_name(path).starts_with(ARROWS_SURVIVOR) {
-        let functions = ARROWS_FUNCTIONS.get_or_make(|| Functions::of(path)).as_ref();
-        let what = functions.and_then(|functions| functions.what(ip - info.dli_fbase.addr()));
-        reader.reads |= what == Some(What::Reads);
-        reader.writes |= what == Some(What::Writes);
-    }
-    if reader.writes || reader.frames > MAX_FRAMES { STOP } else { GO_ON }
-}
-
 /// Whether Arrow's reader of Parquet is among the callers, on any thread, and its writer is not. Without a lock.
 #[cold]
 pub(super) fn is_called_by_a_reader() -> bool {
-    let mut reader = Reader { frames: 0, reads: false, writes: false };
-    // SAFETY: `find_reader` is given the reader, which lives until this returns.
-    unsafe { _Unwind_Backtrace(find_reader, (&raw mut reader).cast()) };
-    reader.reads && !reader.writes
+    let (mut frames, mut reads, mut writes) = (0, false, false);
+    each_return(|ip| {
+        let mut info = empty();
+        // SAFETY: any address may be asked for, with a place for the answer; the name of a loaded library, which ends
+        // with NUL.
+        let path = unsafe {
+            let is_known =
+                libc::dladdr(std::ptr::without_provenance(ip), &raw mut info) != 0 && !info.dli_fname.is_null();
+            if is_known { CStr::from_ptr(info.dli_fname).to_bytes() } else { &[] }
+        };
+        frames += 1;
+        if file_name(path).starts_with(ARROWS_SURVIVOR) {
+            let functions = ARROWS_FUNCTIONS.get_or_make(|| Functions::of(path)).as_ref();
+            let what = functions.and_then(|functions| functions.what(ip - info.dli_fbase.addr()));
+            reads |= what == Some(What::Reads);
+            writes |= what == Some(What::Writes);
+        }
+        if writes || frames > MAX_FRAMES { Break(()) } else { Continue(()) }
+    });
+    reads && !writes
 }
 
 /// What is done about a block that a limit has no room for.
@@ -274,8 +249,7 @@ pub(super) fn answer_to_callers(python: Python, size_bytes: usize, is_object: bo
         is_allocators: false,
         reached_python: false,
     };
-    // SAFETY: `visit` is given the walk, which lives until this returns.
-    unsafe { _Unwind_Backtrace(visit, (&raw mut walk).cast()) };
+    each_return(|ip| visit(&mut walk, ip));
     if walk.is_allocators {
         return Answer::Pass;
     }
@@ -309,36 +283,32 @@ impl Library {
 const RUNTIMES: &[&str] =
     &["libc.so", "libpthread", "libstdc++", "ld-linux", "libctxalloc_whole", "libgcc_s", "libgomp"];
 
-extern "C" fn visit_library(context: *mut c_void, found: *mut c_void) -> c_int {
-    const MAX_DEPTH: u32 = 4096;
-    // SAFETY: what `outermost` gives, which waits for the end; and the context that the unwinder gave.
-    let (found, ip) = unsafe { (&mut *found.cast::<(u32, Option<Library>)>(), _Unwind_GetIP(context)) };
-    found.0 += 1;
-    if found.0 > MAX_DEPTH {
-        found.1 = None;
-        return STOP;
-    }
-    let mut info = empty();
-    // SAFETY: any address may be asked for; a place for the answer.
-    if unsafe { libc::dladdr(std::ptr::without_provenance(ip), &raw mut info) } == 0 || info.dli_fname.is_null() {
-        return GO_ON;
-    }
-    let library = Library { file: info.dli_fbase.addr(), name: info.dli_fname };
-    let has = |part: &&str| library.name().windows(part.len()).any(|window| window == part.as_bytes());
-    if !RUNTIMES.iter().any(has) {
-        found.1 = Some(library);
-    }
-    GO_ON
-}
-
 /// The library whose function this thread began with. Without a lock, as above.
 #[cold]
 pub(super) fn outermost() -> Option<Library> {
-    let mut found: (u32, Option<Library>) = (0, None);
-    // SAFETY: `visit_library` is given the place for what is found, which lives until this returns.
-    unsafe { _Unwind_Backtrace(visit_library, (&raw mut found).cast()) };
-    found.1
+    const MAX_DEPTH: u32 = 4096;
+    let (mut frames, mut found) = (0, None);
+    each_return(|ip| {
+        frames += 1;
+        if frames > MAX_DEPTH {
+            found = None;
+            return Break(());
+        }
+        let mut info = empty();
+        // SAFETY: any address may be asked for; a place for the answer.
+        let is_known = unsafe { libc::dladdr(std::ptr::without_provenance(ip), &raw mut info) } != 0;
+        if is_known && !info.dli_fname.is_null() {
+            let library = Library { file: info.dli_fbase.addr(), name: info.dli_fname };
+            let has = |part: &&str| library.name().windows(part.len()).any(|window| window == part.as_bytes());
+            if !RUNTIMES.iter().any(has) {
+                found = Some(library);
+            }
+        }
+        Continue(())
+    });
+    found
 }
+
 #[cfg(test)]
 mod tests {
     use super::survives;

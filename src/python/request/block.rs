@@ -57,10 +57,6 @@ impl PyRequest {
         is_usual && arguments.reserve.is_none() && self.sited.is_none()
     }
 
-    fn enter_block(slf: &Bound<'_, Self>) -> PyResult<()> {
-        slf.get().enter(slf.py())
-    }
-
     fn exit_block(slf: &Bound<'_, Self>, error: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         if slf.get().arguments().is_whole {
             overdraft::ends();
@@ -87,7 +83,7 @@ unsafe extern "C" fn enter(object: *mut ffi::PyObject, _: *mut ffi::PyObject) ->
     };
     answer(|| {
         let this = request.get();
-        if this.is_plain() { this.enter(py) } else { known(py, |_| PyRequest::enter_block(request)) }?;
+        if this.is_plain() { this.enter(py) } else { known(py, |_| this.enter(py)) }?;
         Ok(request.clone().into_ptr())
     })
 }

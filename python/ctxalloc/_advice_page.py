@@ -53,7 +53,7 @@ def _lines(text: str) -> str:
 
 
 def page(name: str, told: dict[str, Any], together: str | None, beyond: str | None) -> str:
-    """A page of what ``_recommend.as_json`` tells."""
+    """A page of what ``_advised.as_json`` tells."""
     summary = (
         f"{counted(told['requests'], 'request')} {'was' if told['requests'] == 1 else 'were'} replayed under each "
         "strategy."

@@ -17,7 +17,7 @@ LOOPS = {
                         if number < 0:
                             print(number)
                 finally:
-                    log.append(True)
+                    log.append(ctxalloc.current_request())
     """,
     # Before, the handler is looked up in front of the loop.
     "while": """
@@ -95,23 +95,17 @@ def test_outside_of_a_block_the_request_is_told_as_soon():
 
 def test_a_loop_of_which_each_jump_is_left_out_is_told_as_soon():
     """Since 3.13 one that ends with an `if` makes pending calls nowhere else, and used all of its reserve."""
-    check("""
-        def greedy():
-            try:
-                kept = []
-                for number in range(1_000_000):
-                    kept.append([number])
-                    if number < 0:
-                        print(number)
-            finally:
-                kept = None
+    check(
+        LOOPS["if"]
+        + """
         peaks = []
         for _ in range(60):
+            log = []
             try:
-                with ctxalloc.request(limit_bytes=400 * KiB, whole=True) as request:
-                    greedy()
+                work(log)
             except ctxalloc.BudgetExceeded:
-                peaks.append(request.stats.peak_bytes)
+                peaks.append(log[0].stats.peak_bytes)
         assert len(peaks) == 60
         assert sorted(peaks)[30] < (400 + 64) * KiB, peaks  # of a reserve of 256 KiB
-    """)
+    """
+    )

@@ -21,8 +21,10 @@ START = """
     granted = functools.partial(hashlib.scrypt, salt=b"b", n=512, r=8, p=1)  # 512 KiB of OpenSSL's
     def observe(frame, event, argument):
         return observe
-    def on_a_thread(work, count):
-        told = []
+    def told(work, count, where="thread"):
+        entered.clear()
+        left.clear()
+        errors = []
         def rounds():
             for _ in range(count):
                 try:
@@ -30,13 +32,16 @@ START = """
                         with Block():
                             work()
                 except MemoryError as error:
-                    told.append(error)
-        thread = threading.Thread(target=rounds, daemon=True)
-        thread.start()
-        thread.join(60)
-        assert not thread.is_alive(), "its block never ended"
+                    errors.append(error)
+        if where == "main":
+            rounds()
+        else:
+            thread = threading.Thread(target=rounds, daemon=True)
+            thread.start()
+            thread.join(60)
+            assert not thread.is_alive(), "its block never ended"
         assert len(entered) == len(left) == count, (len(entered), len(left))
-        return told
+        return errors
 """
 
 
@@ -49,14 +54,14 @@ def test_a_call_that_fails_after_it_was_granted_a_block():
             list(map(granted, [b"a", None]))
         except TypeError:
             pass
-    on_a_thread(work, 50)
+    told(work, 50)
     """
     )
 
 
 @pytest.mark.parametrize("observes", ["settrace", "setprofile"])
 def test_the_block_ends_where_a_tool_observes_its_last_function(observes: str):
-    told = check(
+    check(
         START
         + f"""
     def work():
@@ -65,12 +70,10 @@ def test_the_block_ends_where_a_tool_observes_its_last_function(observes: str):
             bytearray(3 * MiB)
         finally:
             granted(b"a")
-    told = on_a_thread(work, 5)
-    assert all(type(error) is ctxalloc.BudgetExceeded for error in told)
-    print(len(told))
+    errors = told(work, 5)
+    assert [type(error) for error in errors] == [ctxalloc.BudgetExceeded] * 5, errors
     """
     )
-    assert told == "5\n"
 
 
 def test_what_a_tool_takes_for_the_lines_of_a_long_function():
@@ -89,9 +92,7 @@ def test_what_a_tool_takes_for_the_lines_of_a_long_function():
     for _ in range(30):
         names = {"fill": fill}
         exec("def work():\\n    fill()\\n" + "    x = [1, 2, 3]\\n" * 400, names)
-        entered.clear()
-        left.clear()
-        on_a_thread(names["work"], 1)
+        told(names["work"], 1)
         kept[:] = [None] * 3000
     """
     )
@@ -111,17 +112,8 @@ def test_an_error_that_a_call_drops_tells_nobody(work: str, where: str) -> None:
         except ValueError:
             pass
         rows = [[1] * 60 for _ in range(100)]
-    if sys.argv[1] == "thread":
-        told = on_a_thread(once, 40)
-    else:
-        told = []
-        for _ in range(40):
-            try:
-                with ctxalloc.request(limit_bytes=200 * KiB, whole=True):
-                    once()
-            except ctxalloc.BudgetExceeded as error:
-                told.append(error)
-    assert len(told) == 40, len(told)
+    errors = told(once, 40, sys.argv[1])
+    assert len(errors) == 40, len(errors)
     """,
         where,
     )
@@ -150,25 +142,11 @@ def test_what_fork_calls_is_called(where: str) -> None:
                     pass  # the child's request is told too
         _, ended = os.waitpid(child, 0)
         assert ended == 0, ended
-    def rounds():
-        for _ in range(15):
-            called.clear()
-            try:
-                with ctxalloc.request(limit_bytes=200 * KiB, whole=True):
-                    work()
-            except MemoryError:
-                pass
-            # From 3.12 on it may be told before.
-            assert called in ([], [[1], [2]]) and not lost, (called, lost)
-        done.append(True)
-    done = []
-    if sys.argv[1] == "thread":
-        thread = threading.Thread(target=rounds)
-        thread.start()
-        thread.join()
-    else:
-        rounds()
-    assert done
+    for _ in range(15):
+        called.clear()
+        told(work, 1, sys.argv[1])
+        # From 3.12 on it may be told before.
+        assert called in ([], [[1], [2]]) and not lost, (called, lost)
     """,
         where,
     )

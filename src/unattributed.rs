@@ -33,12 +33,19 @@ struct Nobodys {
 static NOBODYS: [Nobodys; GROUPS] =
     [const { Nobodys { threads: AtomicU32::new(0), bytes: [const { Line(AtomicU64::new(0)) }; PLACES] } }; GROUPS];
 
+/// A bit for each group that has had threads.
+static HAVE_THREADS: AtomicU64 = AtomicU64::new(0);
+const _: () = assert!(GROUPS <= u64::BITS as usize);
+
 /// Where this thread counts, which joins a group.
 #[cfg(ctxalloc_whole)]
 pub(crate) fn join_nobodys(group: usize) -> &'static AtomicU64 {
     let Nobodys { threads, bytes } = &NOBODYS[group];
     // Release pairs with the Acquire in `nobodys_of`: whoever sees what is added there sees this thread too.
-    &bytes[threads.fetch_add(1, Ordering::Release) as usize % PLACES].0
+    let place = &bytes[threads.fetch_add(1, Ordering::Release) as usize % PLACES].0;
+    // Release pairs with the Acquire in `nobodys_bytes`, in the same way.
+    HAVE_THREADS.fetch_or(1 << group, Ordering::Release);
+    place
 }
 
 /// How many bytes a group asked for.
@@ -50,7 +57,14 @@ pub(crate) fn nobodys_of(group: usize) -> u64 {
 
 /// How many bytes of native memory and Python objects no request was charged, since these are counted.
 pub(crate) fn nobodys_bytes() -> u64 {
-    (0..GROUPS).map(nobodys_of).sum()
+    // Each request asks four times, and most groups have no threads.
+    let mut groups = HAVE_THREADS.load(Ordering::Acquire);
+    let mut sum = 0;
+    while groups != 0 {
+        sum += nobodys_of(groups.trailing_zeros() as usize);
+        groups &= groups - 1;
+    }
+    sum
 }
 
 thread_local! {

@@ -30,13 +30,14 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 pub(super) use routes::PyRouteTable;
-use sent::{After, Sent};
+use sent::{After, Nothing, Sent};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 pub(super) use steps::is_trios;
 use steps::{Calls, Running, Steps};
 
 /// See `module.rs`.
 pub(super) fn make_types(py: Python<'_>) {
+    py.get_type::<Nothing>();
     py.get_type::<Sent>();
     py.get_type::<Steps>();
 }
@@ -231,13 +232,23 @@ impl PyExchange {
             return unusual();
         }
         let Some(status) = items.get_item(intern!(py, "status"))? else { return unusual() };
-        if is_error(&status)? || request.is_whole() {
+        if is_error(&status)? {
             return unusual();
         }
-        {
+        let is_whole = request.is_whole();
+        let before = {
             let mut fields = this.fields();
-            fields.started = true;
-            fields.status = Some(status.unbind());
+            let status = fields.status.replace(status.unbind());
+            if is_whole {
+                (status, fields.headers.replace(message.clone().unbind()))
+            } else {
+                fields.started = true;
+                (status, None)
+            }
+        };
+        drop(before); // not under the lock: it may run code
+        if is_whole {
+            return Ok(Bound::new(py, Nothing)?.into_any()); // the headers go with what follows them
         }
         Self::give(slf, &to_server, message, false)
     }

@@ -116,7 +116,7 @@ impl Chain {
     /// refusal: once for each such block or several of them; with `again` whether it was told or not.
     #[cfg(feature = "python")]
     pub(crate) fn overdraft(&self, again: bool) -> Option<Error> {
-        let parts = self.whole.as_ref()?;
+        let parts = self.whole.as_ref().filter(|parts| again || parts.is_untold())?;
         let refused = self.own.lock.with(|| parts.overdraft(again))?;
         Some(self.error(refused))
     }

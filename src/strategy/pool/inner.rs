@@ -115,6 +115,12 @@ impl<P: Pages> Inner<P> {
         }
     }
 
+    /// A part of what came back latest: see `large`.
+    #[cfg(ctxalloc_whole)]
+    pub(super) fn allocate_latest(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
+        self.large.allocate_latest(&self.heap.source, size_bytes, zeroed)
+    }
+
     /// A large block that came back lately, as it is, if one fits. The source is not called.
     pub(super) fn take_recent(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         match &self.huge {

@@ -10,6 +10,8 @@
 
 mod given;
 mod joined;
+#[cfg(ctxalloc_whole)]
+mod latest;
 mod refused;
 mod resize;
 #[cfg(test)]
@@ -117,7 +119,6 @@ impl Large {
         size_bytes: usize,
         taking: Taking,
     ) -> Option<NonNull<u8>> {
-        debug_assert!(size_bytes > classes::SPANNED || (size_bytes > 0 && taking == Taking::ToGrow));
         if taking == Taking::AsItIs
             && let Some(block) = self.take_recent(size_bytes)
         {

@@ -127,13 +127,21 @@ impl<P: Pages> Pool<P> {
         unsafe { resized_in_place(&*self.inner, block, new_size_bytes) }
     }
 
+    /// A block that lies as the large ones do, whatever its size, by preference in what came back latest: a program
+    /// that uses blocks of many sizes in turn has that in its processor's caches. `None` also where another thread is
+    /// looking.
+    #[cfg(ctxalloc_whole)]
+    pub(crate) fn allocate_latest(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
+        self.inner.allocate_latest(size_bytes, zeroed)
+    }
+
     /// A large block in place of one that grows and has to move: it is placed so that it can grow further.
     fn allocate_to_grow(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         self.inner.allocate_large(size_bytes, Taking::ToGrow)
     }
 
-    /// [`resize`](Strategy::resize), after which a block that had to move to grow, to `large_from` bytes or more, lies as
-    /// large ones do: where it can grow further.
+    /// [`resize`](Strategy::resize), after which a block that had to move to grow, to `large_from` bytes or more, lies
+    /// as large ones do: where it can grow further.
     ///
     /// # Safety
     /// - as for `resize`.

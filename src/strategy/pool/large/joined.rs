@@ -16,7 +16,7 @@ impl Large {
     }
 
     #[inline]
-    fn take_given(&self, store: &mut Store) {
+    pub(super) fn take_given(&self, store: &mut Store) {
         if !self.given.is_empty() {
             self.take_all_given(store);
         }

@@ -75,6 +75,8 @@ mod recording;
 mod request;
 mod scope;
 mod scope_type;
+#[cfg(ctxalloc_whole)]
+mod selected;
 mod selection;
 mod serving_step;
 mod settings;

@@ -40,6 +40,7 @@ impl Named {
     ///
     /// # Safety
     /// - `object` lives, and nobody changes it meanwhile.
+    #[inline]
     pub(super) unsafe fn pointer_in(&self, object: *mut ffi::PyObject) -> Option<NonNull<c_void>> {
         let name = self.name.as_ptr();
         let words = object.cast::<c_void>();

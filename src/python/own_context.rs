@@ -141,6 +141,7 @@ impl Reader {
     ///
     /// # Safety
     /// - `state` is this thread's own thread state, and Python runs.
+    #[inline]
     pub(super) unsafe fn value(&self, state: *const c_void) -> Option<NonNull<ffi::PyObject>> {
         // SAFETY: only this thread changes which Context it is in, and what that has, and it is here. So all of these
         // are alive; the places of the words were tried.
@@ -156,6 +157,7 @@ impl Reader {
 
     /// # Safety
     /// - `root` is a node of a tree that lives, or null.
+    #[inline]
     unsafe fn found_below(&self, root: *const c_void) -> Option<NonNull<ffi::PyObject>> {
         let mut node = root;
         for level in 0..LEVELS {

@@ -1,65 +1,29 @@
-//! `request(whole=True)`: who is selected on a thread, for `src/whole`; and Python's domains MEM and OBJ.
-//!
-//! The selection is NumPy's ContextVar, as everywhere. A copy of it is kept for each thread, with the version of the
-//! Context that CPython counts at each switch. Whoever finds another version reads the ContextVar anew: that allocates
-//! nothing, waits for nobody and runs no code. Without the GIL it reads what this thread's own Context has
-//! (`own_context`).
+//! `request(whole=True)`: how it is begun, and Python's domains MEM and OBJ. Who is selected on a thread: `selected`.
 #![allow(unsafe_code, reason = "CPython's thread state and allocators")]
 
 use super::asyncio::losing::{self, loses_work};
 use super::domains::{Domain, GET, MEM, OBJ, RAW, SET, domain_function};
 use super::errors::with_cause;
 use super::eval_loop::eval_loop;
-use super::exit;
 use super::fragile::with_fragile;
-use super::named_capsules::Named;
-use super::numpy::{Numpy, capsule_name};
 use super::overdraft;
-use super::own_context::{Reader, State};
 use super::preloaded::{Found, look_at_selections, preloaded};
 use super::profile::placed;
-use super::selection::Selection;
-use super::symbol::symbol;
+use super::selected::{self, is_attached, selected, selected_for_object};
 use super::uncaught::{self, with_uncaught};
-use crate::handler::Handler;
-use crate::handler::requests::handler_at;
 use crate::sync::Made;
 use crate::unattributed::nobodys_bytes;
-use crate::whole::{Allocator, Binding, Kind, Library, Profile, Thread};
-use crate::whole::{attach, by_group, file_of, handler_of, word_of};
+use crate::whole::{Allocator, Binding, Kind, Library, Profile};
+use crate::whole::{attach, by_group, file_of};
 use pyo3::exceptions::{PyAttributeError, PyImportError, PyRuntimeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::PyCFunction;
 use std::collections::BTreeMap;
-use std::ffi::{CStr, c_int, c_void};
-use std::mem::transmute;
+use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
-
-type GetState = unsafe extern "C" fn() -> *const c_void;
-type VarGet = unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyObject, *mut *mut ffi::PyObject) -> c_int;
-
-/// How Python is asked.
-struct Asked {
-    /// The thread state that has the GIL: of this thread, or (3.11) of any.
-    attached: GetState,
-    /// This thread's own.
-    own: GetState,
-    /// Where a thread state has the version of its Context, in bytes.
-    version_at: usize,
-    var: Py<PyAny>,
-    get: VarGet,
-    /// How what the variable has is looked into.
-    capsules: Named,
-    /// How the variable is read without the GIL, if it can be.
-    reader: Option<Reader>,
-}
-
-static ASKED: Made<Asked> = Made::new();
 
 /// It is being enabled, or is: by one thread.
 static IS_BEGUN: AtomicBool = AtomicBool::new(false);
@@ -88,7 +52,7 @@ pub(super) fn nobodys() -> u64 {
 #[pyfunction]
 #[pyo3(name = "_whole_nobodys")]
 pub(super) fn nobodys_by_group() -> Option<BTreeMap<String, u64>> {
-    ASKED.get().map(|_| by_group())
+    selected::is_prepared().then(by_group)
 }
 
 /// Begins to count for requests that ask for it. RuntimeError: it cannot be had here; it says why and what to do.
@@ -231,34 +195,7 @@ fn begin(py: Python<'_>) -> Result<(), Why> {
     if environment(py, "PYTHONMALLOC")?.starts_with("mimalloc") {
         return Err("PYTHONMALLOC=mimalloc takes Python's objects from an allocator of its own: leave it out".into());
     }
-    let Selection::ContextVar { var, .. } = Numpy::get(py)?.selection() else {
-        return Err("NumPy's ContextVar was not found (ctxalloc._native.selection)".into());
-    };
-    let found = |name: &CStr| symbol(name).ok_or_else(|| format!("this Python has no {name:?}"));
-    let attached = found(c"PyThreadState_GetUnchecked").or_else(|_| found(c"_PyThreadState_UncheckedGet"))?;
-    let own = found(c"PyGILState_GetThisThreadState")?;
-    let get = found(c"PyContextVar_Get")?;
-    // SAFETY: `PyThreadState *f(void)` for the two, and `int PyContextVar_Get(PyObject *, PyObject *, PyObject **)`.
-    let (attached, own, get) = unsafe {
-        (
-            transmute::<*mut c_void, GetState>(attached),
-            transmute::<*mut c_void, GetState>(own),
-            transmute::<*mut c_void, VarGet>(get),
-        )
-    };
-    let version_at = version_offset(py, own)?.ok_or("the layout of its thread state is not known")?;
-    let reader = Reader::tried(py, var.bind(py), State { own, context_at: version_at - size_of::<usize>() })?;
-    let remembers = reader.is_none();
-    let asked = Asked {
-        attached,
-        own,
-        version_at,
-        var: var.clone_ref(py),
-        get,
-        capsules: Named::tried(py, capsule_name(py)?)?,
-        reader,
-    };
-    ASKED.get_or_make(|| asked);
+    let remembers = selected::prepare(py)??;
     let domains = Domains::found(py)?;
     let makers = domains.as_ref().map_or([null_mut(); 6], Domains::makers);
     let python = match eval_loop(py)? {
@@ -276,6 +213,7 @@ fn begin(py: Python<'_>) -> Result<(), Why> {
     let (runs, still_imports) = (overdraft::runs, overdraft::still_imports);
     let binding = Binding {
         selected,
+        selected_for_object,
         overdrawn,
         tells_soon,
         runs,
@@ -296,113 +234,9 @@ fn begin(py: Python<'_>) -> Result<(), Why> {
         domains.hook(py, &preloaded.library);
     }
     OBJECTS.get_or_make(|| Objects { get, known: [before, makers_of_objects(get)] });
-    look_at_selections(|thread| {
-        thread.version = STALE;
-        let _ = selected(thread);
-    });
+    look_at_selections(selected::look_anew);
     IS_COUNTING.store(true, Ordering::Release);
     Ok(())
-}
-
-/// No Context's version.
-const STALE: u64 = u64::MAX;
-
-/// Where a thread state has the version of its Context: behind the pointer to that, which is found by looking where a
-/// known Context is while it runs.
-fn version_offset(py: Python<'_>, own: GetState) -> PyResult<Option<usize>> {
-    const WORDS: usize = 64;
-    let mut offsets = [None; 2];
-    for offset in &mut offsets {
-        let context = py.import("contextvars")?.call_method0("copy_context")?;
-        let address = context.as_ptr().addr();
-        let found = Arc::new(AtomicUsize::new(0));
-        let to = Arc::clone(&found);
-        let probe = PyCFunction::new_closure(py, None, None, move |_, _| {
-            // SAFETY: this thread's state. Its Context is among the first WORDS words in every version, and the search
-            // ends there.
-            let words = unsafe { own() }.cast::<usize>();
-            // SAFETY: the search ends at this thread's own Context, which is among those words.
-            let at = (1..WORDS).find(|&word| unsafe { words.add(word).read() } == address);
-            to.store(at.unwrap_or(0), Ordering::Relaxed);
-        })?;
-        context.call_method1("run", (probe,))?;
-        *offset = Some(found.load(Ordering::Relaxed)).filter(|&word| word > 0);
-    }
-    let [first, second] = offsets;
-    Ok(first.filter(|_| first == second).map(|word| (word + 1) * size_of::<usize>()))
-}
-
-/// The request that is selected on this thread: its handler.
-fn selected(thread: &mut Thread) -> Option<Handler> {
-    let asked = ASKED.get()?;
-    if exit::is_closed() {
-        return None;
-    }
-    // SAFETY: both may be called by any thread while Python runs: after its end `is_closed`. A thread's own state lives
-    // until that thread gives it up, so its version may be read, which nobody else writes.
-    let (attached, own, version) = unsafe {
-        let own = (asked.own)();
-        if own.is_null() {
-            return None;
-        }
-        ((asked.attached)(), own, own.byte_add(asked.version_at).cast::<u64>().read())
-    };
-    let is_attached = attached == own;
-    // From 3.12 on a thread asks for its own: one that is attached by another state is in another interpreter.
-    let reader = asked.reader.as_ref().filter(|reader| is_attached || attached.is_null() || reader.is_of_any_thread());
-    // What was found the last time is only for where nobody can be asked: whoever sets NumPy's variable itself, as
-    // asgiref does to carry a Context on, changes no version.
-    if thread.changes > 0 || !(is_attached || reader.is_some()) {
-        let is_known = thread.state == own && thread.version == version;
-        return if is_known { handler_of(thread.account) } else { None };
-    }
-    let handler = match reader {
-        // `PyContextVar_Get` would have the variable keep what it finds: also what a foreign `reset` is about to take
-        // away, which makes memory first.
-        // SAFETY: this thread's state, and Python runs. What the variable has lives as long as the Context, in which
-        // this thread is.
-        Some(reader) => unsafe { reader.value(own).and_then(|value| handler_in(asked, value.as_ptr())) },
-        // SAFETY: the state that is attached is this thread's own, so it has the GIL and Python runs.
-        None => unsafe { ask(asked) },
-    };
-    thread.state = own;
-    thread.version = version;
-    thread.account = handler.map_or(0, word_of);
-    handler
-}
-
-/// Whether this thread has the GIL.
-fn is_attached() -> bool {
-    let Some(asked) = ASKED.get().filter(|_| !exit::is_closed()) else { return false };
-    // SAFETY: both may be called by any thread while Python runs.
-    let (attached, own) = unsafe { ((asked.attached)(), (asked.own)()) };
-    !own.is_null() && attached == own
-}
-
-/// # Safety
-/// - this thread has the GIL.
-unsafe fn ask(asked: &Asked) -> Option<Handler> {
-    let mut capsule = null_mut();
-    // SAFETY: the thread has the GIL. NumPy's variable has a default, so no exception is set; reading it allocates
-    // nothing and calls nobody. The capsule is in the Context, so this reference is not the last.
-    unsafe {
-        if (asked.get)(asked.var.as_ptr(), null_mut(), &raw mut capsule) != 0 || capsule.is_null() {
-            return None;
-        }
-        let handler = handler_in(asked, capsule);
-        ffi::Py_DECREF(capsule);
-        handler
-    }
-}
-
-/// The request's handler in what NumPy's variable has. Needs no GIL.
-///
-/// # Safety
-/// - `value` is an object that lives, and that nobody changes meanwhile. If it is a capsule of NumPy's name, it has
-///   NumPy's struct.
-unsafe fn handler_in(asked: &Asked, value: *mut ffi::PyObject) -> Option<Handler> {
-    // SAFETY: an object that lives and does not change (this function's contract).
-    unsafe { asked.capsules.pointer_in(value) }.and_then(|c_struct| handler_at(c_struct.cast()))
 }
 
 /// Who makes Python's objects: Python itself or we, unless a tool stands before us.

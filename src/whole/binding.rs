@@ -11,6 +11,8 @@ pub(crate) struct Binding {
     /// The handler of the request that is selected on this thread. It allocates nothing, waits for nobody, and runs no
     /// code of the user's.
     pub(crate) selected: fn(&mut Thread) -> Option<Handler>,
+    /// The same where Python asks for a small object, which it does with the GIL only.
+    pub(crate) selected_for_object: fn(&mut Thread) -> Option<Handler>,
     /// Called when this thread was given a block beyond a limit of this request's: a small one, or any other.
     /// As `selected`.
     pub(crate) overdrawn: fn(&mut Thread, Payer, bool),

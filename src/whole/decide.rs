@@ -1,72 +1,28 @@
 //! The decision about a block: whose it is, whether it is charged, where it lies. What `preload.c` calls; where a block
 //! is resized, `resize` decides.
 
-use super::binding::{Binding, Runs};
+use super::binding::Runs;
+use super::decider::{DECIDER, Decider, any_is_charged, busy, is_profiled, remembers};
 use super::nobodys;
+use super::owed::told_by_null;
 pub(super) use super::place::ALIGN;
-use super::place::{Places, Record};
+use super::place::Record;
 pub(super) use super::sampling::EXACT_FROM;
 use super::sampling::{counted, taken, weight_of_sample};
-use super::shared::{
-    DONE, GROWN, Kind, NOT_RAISING, NOTED, OWED, PASS, RAISED, RAISING, REFUSED, REFUSED_ONE, REFUSES, Thread, ZEROED,
-    handler_of,
-};
+use super::shared::{DONE, GROWN, Kind, NOT_RAISING, PASS, RAISING, REFUSED, Thread, ZEROED};
 use super::{range, walk, walk::Answer};
 use crate::handler::Handler;
 use crate::handler::requests::{
-    Beyond, Charged, Payer, charge, imports_around, is_counted, is_refused, is_untold, may_import, tell_by_null,
+    Beyond, Charged, charge, imports_around, is_counted, is_refused, may_import, tell_by_null,
 };
-use crate::strategy::account::{WHOLE_REQUESTS, Weight};
-use crate::sync::Made;
+use crate::strategy::account::Weight;
 use std::ffi::c_void;
 use std::ptr::{NonNull, null_mut};
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
-
-/// Whether a profile runs. It orders nothing: who is told late is told of fewer blocks.
-static IS_PROFILED: AtomicBool = AtomicBool::new(false);
-
-/// Begins or ends to tell of each block.
-pub(crate) fn profile(is_profiled: bool) {
-    IS_PROFILED.store(is_profiled, Ordering::Relaxed);
-}
-
-pub(super) fn is_profiled() -> bool {
-    IS_PROFILED.load(Ordering::Relaxed)
-}
-
-pub(super) struct Decider {
-    pub(super) places: Places,
-    pub(super) binding: Binding,
-}
-
-pub(super) static DECIDER: Made<Decider> = Made::new();
-
-/// Whether the binding knows only what it found the last time.
-fn remembers() -> bool {
-    DECIDER.get().is_some_and(|decider| decider.binding.remembers)
-}
-
-pub(super) fn begin(places: Places, binding: Binding) {
-    DECIDER.get_or_make(|| Decider { places, binding });
-}
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 /// Blocks that were freed while this thread held all locks (between the sides of `fork`): a list through their first
 /// words. Whoever is next frees them.
 static POSTPONED: [AtomicPtr<u8>; 3] = [const { AtomicPtr::new(null_mut()) }; 3];
-
-/// Marks the thread as busy until it is dropped: what is allocated meanwhile is nobody's.
-pub(super) struct Busy<'a>(pub(super) &'a mut Thread);
-
-impl Drop for Busy<'_> {
-    fn drop(&mut self) {
-        self.0.busy -= 1;
-    }
-}
-
-pub(super) fn busy(thread: &mut Thread) -> Busy<'_> {
-    thread.busy += 1;
-    Busy(thread)
-}
 
 /// # Safety
 /// - called by `preload.c`: the thread is this one, and `outcome` a place for the answer.
@@ -160,11 +116,6 @@ pub(super) fn pays_for_growth(thread: &mut Thread, owner: impl FnOnce() -> Optio
     any_is_charged() && selected(thread).or_else(owner).is_some_and(is_counted)
 }
 
-/// Whether there is a request that blocks may be charged to. Relaxed: a thread that has one selected knows of it.
-fn any_is_charged() -> bool {
-    WHOLE_REQUESTS.load(Ordering::Relaxed) > 0
-}
-
 /// Whether a module is imported on this thread, within more calls than so many.
 pub(super) fn imports(around: usize) -> bool {
     DECIDER.get().is_some_and(|decider| (decider.binding.runs)(around) == Runs::Imports)
@@ -190,24 +141,13 @@ impl Decider {
         let is_small = size_bytes < EXACT_FROM;
         let thread = busy(thread);
         self.free_postponed();
-        let selected = if any_is_charged() { (self.binding.selected)(thread.0).or_else(owner) } else { None };
-        if thread.0.raising == REFUSED_ONE {
-            self.look_who_dropped(thread.0, selected);
-        }
-        if thread.0.raising == OWED {
-            (self.binding.owes)(thread.0);
-            Self::look_soon_if_owed(thread.0);
+        let ask = if kind == Kind::Native { self.binding.selected } else { self.binding.selected_for_object };
+        let selected = if any_is_charged() { ask(thread.0).or_else(owner) } else { None };
+        if thread.0.raising != NOT_RAISING {
+            self.look_what_is_owed(thread.0, selected);
         }
         if is_small && (!is_sample || thread.0.resize > 0) {
-            if thread.0.raising != REFUSES {
-                return PASSED;
-            }
-            let may_be_refused = thread.0.resize == 0 && kind != Kind::Native;
-            if may_be_refused && self.refuses_now(thread.0, selected, answer) {
-                return (REFUSED, null_mut());
-            }
-            Self::look_soon_if_owed(thread.0);
-            return PASSED;
+            return self.look_at_no_sample(thread.0, kind, selected, answer);
         }
         let drawn_bytes = if is_small { counted(kind, size_bytes) } else { 0 };
         let bytes = if is_small { weight_of_sample(kind, size_bytes, drawn_bytes) } else { size_bytes };
@@ -222,42 +162,17 @@ impl Decider {
         };
         let weight = Weight { bytes, is_object: kind != Kind::Native || thread.0.object > 0, is_sample: is_small };
         let beyond = if is_small && thread.0.is_told_now() { Beyond::Untold } else { Beyond::Refuse };
-        let mut charged = charge(handler, weight, beyond);
-        if matches!(charged, Charged::Refused) {
-            let still_imports = (self.binding.still_imports)(bytes) && may_import(handler, bytes);
-            let runs = || (self.binding.runs)(imports_around(handler));
-            let beyond = match if still_imports { Answer::Grant } else { answer() } {
-                answer @ (Answer::Refuse | Answer::RefusePython) => match runs() {
-                    Runs::Imports => Beyond::ToldInImport,
-                    _ if answer == Answer::Refuse => return told_by_null(thread.0),
-                    // CPython does not survive each NULL in its loop, and there somebody's work may be lost.
-                    Runs::AtEnds => Beyond::ToldAtEnds,
-                    runs if is_small && self.waits(runs) => Beyond::ToldInReserve,
-                    _ => {
-                        if is_small {
-                            tell_by_null(handler); // where its own code asks
-                        }
-                        return told_by_null(thread.0);
-                    }
-                },
-                Answer::Grant => Beyond::Told,
-                Answer::Pass => {
-                    nobodys::add(thread.0, bytes, self.binding.python.as_ref());
-                    return PASSED;
-                }
-            };
-            charged = charge(handler, weight, beyond);
-            match charged {
-                Charged::To(payer) => self.overdrawn(thread.0, payer, is_small),
-                Charged::Refused => return told_by_null(thread.0),
-                Charged::Nobody => {}
+        let charged = match charge(handler, weight, beyond) {
+            Charged::Refused => match self.charge_beyond(thread.0, handler, size_bytes, weight, answer) {
+                Ok(charged) => charged,
+                Err(answer) => return answer,
+            },
+            Charged::To(payer) if is_small && (payer.is_untold() || thread.0.raising == RAISING) => {
+                self.overdrawn(thread.0, payer, true);
+                Charged::To(payer)
             }
-        } else if let Charged::To(payer) = charged
-            && is_small
-            && (payer.is_untold() || thread.0.raising == RAISING)
-        {
-            self.overdrawn(thread.0, payer, true);
-        }
+            charged => charged,
+        };
         let Charged::To(payer) = charged else {
             nobodys::add(thread.0, bytes, self.binding.python.as_ref());
             return PASSED;
@@ -280,68 +195,44 @@ impl Decider {
         }
     }
 
-    /// Whether the block is the first one that a request's own code asks for, since a small one was given to it where
-    /// nothing may be refused.
+    /// A limit has no room for the block: it is charged beyond that, or is nobody's, or (the error) this is the answer.
     #[cold]
-    fn refuses_now(&self, thread: &mut Thread, selected: Option<Handler>, answer: impl FnOnce() -> Answer) -> bool {
-        let Some(handler) = selected.filter(|&handler| is_untold(handler)) else {
-            thread.raising = NOT_RAISING; // others run, or somebody told it
-            return false;
+    #[inline(never)]
+    fn charge_beyond(
+        &self,
+        thread: &mut Thread,
+        handler: Handler,
+        size_bytes: usize,
+        weight: Weight,
+        answer: impl FnOnce() -> Answer,
+    ) -> Result<Charged, (u32, *mut u8)> {
+        let is_small = size_bytes < EXACT_FROM;
+        let still_imports = (self.binding.still_imports)(weight.bytes) && may_import(handler, weight.bytes);
+        let runs = || (self.binding.runs)(imports_around(handler));
+        let beyond = match if still_imports { Answer::Grant } else { answer() } {
+            answer @ (Answer::Refuse | Answer::RefusePython) => match runs() {
+                Runs::Imports => Beyond::ToldInImport,
+                _ if answer == Answer::Refuse => return Err(told_by_null(thread)),
+                // CPython does not survive each NULL in its loop, and there somebody's work may be lost.
+                Runs::AtEnds => Beyond::ToldAtEnds,
+                runs if is_small && self.waits(runs) => Beyond::ToldInReserve,
+                _ => {
+                    if is_small {
+                        tell_by_null(handler); // where its own code asks
+                    }
+                    return Err(told_by_null(thread));
+                }
+            },
+            Answer::Grant => Beyond::Told,
+            Answer::Pass => return Ok(Charged::Nobody),
         };
-        if (self.binding.is_observing)() {
-            thread.look_soon(); // what is observed may ask for much less than what observes
-            return false;
+        let charged = charge(handler, weight, beyond);
+        match charged {
+            Charged::To(payer) => self.overdrawn(thread, payer, is_small),
+            Charged::Refused => return Err(told_by_null(thread)),
+            Charged::Nobody => {}
         }
-        let runs_own = || matches!((self.binding.runs)(imports_around(handler)), Runs::Own);
-        if answer().refuses() && runs_own() {
-            thread.refused_in = self.called_by_loop();
-            thread.raising = REFUSED_ONE;
-            thread.look_soon();
-            return true;
-        }
-        false
-    }
-
-    fn called_by_loop(&self) -> u64 {
-        self.binding.python.map_or(0, |python| python.called_by_loop()) as u64
-    }
-
-    /// One block was refused, and this is the next one. Where the error goes on, that is of a traceback; where the same
-    /// call goes on without an error, it has dropped that, and another block is to be refused.
-    #[cold]
-    fn look_who_dropped(&self, thread: &mut Thread, selected: Option<Handler>) {
-        thread.raising = NOT_RAISING;
-        let Some(handler) = selected.filter(|&handler| is_untold(handler)) else { return };
-        if thread.refused_in != 0 && !(self.binding.is_raising)() && thread.refused_in == self.called_by_loop() {
-            thread.raising = REFUSES;
-        } else {
-            tell_by_null(handler);
-        }
-    }
-
-    /// Whether a small block that Python asks for is rather granted than refused where this code runs: the request that
-    /// is selected is told soon, or nobody could be told.
-    pub(super) fn waits(&self, runs: Runs) -> bool {
-        runs == Runs::Others || (self.binding.tells_soon)()
-    }
-
-    pub(super) fn overdrawn(&self, thread: &mut Thread, payer: Payer, is_small: bool) {
-        (self.binding.overdrawn)(thread, payer, is_small);
-        let is_told = || handler_of(thread.account).is_some() && (self.binding.tells_soon)();
-        if matches!(thread.raising, NOT_RAISING | RAISED | REFUSES) && !is_told() {
-            thread.raising = REFUSES;
-            thread.look_soon();
-        }
-        Self::look_soon_if_owed(thread);
-    }
-
-    /// The thread may have the GIL at its next block, whatever the size of that, or its own code may ask for it.
-    fn look_soon_if_owed(thread: &mut Thread) {
-        match thread.raising {
-            OWED => thread.look_soon(),
-            REFUSES => thread.look_again(),
-            _ => {}
-        }
+        Ok(charged)
     }
 
     /// For a profile that runs.
@@ -449,17 +340,6 @@ pub(super) unsafe extern "C" fn usable(block: *mut c_void) -> usize {
     let (Some(decider), Some(block)) = (DECIDER.get(), NonNull::new(block.cast::<u8>())) else { return 0 };
     // SAFETY: the block is placed and live (this function's contract), so it has a record.
     unsafe { decider.places.record(block) }.size_bytes
-}
-
-/// The refusal of a block. Nothing is to come after it for what the request was given before.
-pub(super) fn told_by_null(thread: &mut Thread) -> (u32, *mut u8) {
-    if matches!(thread.raising, NOTED | REFUSES | REFUSED_ONE) {
-        thread.raising = NOT_RAISING;
-        if let Some(handler) = handler_of(thread.account) {
-            tell_by_null(handler);
-        }
-    }
-    (REFUSED, null_mut())
 }
 
 /// Ends the process, as glibc does where a program misuses `free`.

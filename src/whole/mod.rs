@@ -17,8 +17,10 @@ mod apart;
 mod arrow;
 mod binding;
 mod decide;
+mod decider;
 mod functions;
 mod nobodys;
+mod owed;
 mod place;
 mod python;
 mod range;
@@ -28,7 +30,7 @@ mod shared;
 mod walk;
 
 pub(crate) use binding::{Binding, Profile, Runs};
-pub(crate) use decide::profile;
+pub(crate) use decider::profile;
 pub(crate) use nobodys::by_group;
 pub(crate) use python::{Python, extent, file_of};
 pub(crate) use shared::{Allocator, Attach, AttachArrow, GetThread, Hook, Kind, Library, Thread};
@@ -63,7 +65,7 @@ pub(crate) fn attach(library: &Library, binding: Binding) -> Result<(), String> 
     unattributed::watch();
     nobodys::begin();
     let first = ranges[0].base();
-    decide::begin(Places::over(ranges), binding);
+    decider::begin(Places::over(ranges), binding);
     ask_for_imports(decide::imports);
     // SAFETY: the ranges stay reserved for ever, and `decide` can decide from here on.
     unsafe { (library.attach)(first, decide::EXACT_FROM, &raw const SLOW) };

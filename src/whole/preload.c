@@ -39,6 +39,8 @@ struct thread {
     const void *paused, *held;
     void *nobodys;
     uint32_t changes; /* the binding's */
+    uint32_t draws_left; /* these are Rust's, too */
+    int32_t draws[8];
 };
 
 enum { NATIVE, MEM, OBJ, KINDS };
@@ -473,7 +475,7 @@ EXPORT void ctxalloc_whole_hook(uint32_t kind, const struct allocator *own, cons
 }
 
 /* The number of the agreement between this library and src/whole. */
-#define VERSION 8
+#define VERSION 9
 
 EXPORT uint32_t ctxalloc_whole_version(void) { return VERSION; }
 

@@ -47,10 +47,12 @@ fn map(at: *mut u8, size_bytes: usize, protection: i32, flags: i32) -> Option<No
     if start == libc::MAP_FAILED { None } else { NonNull::new(start.cast()) }
 }
 
+/// From so many bytes on the system is asked whether it would give a block.
+pub(super) const ASKED_FROM: usize = 64 << 20;
+
 /// Whether the system would give so many bytes in one piece, now. Smaller blocks are not asked about.
 #[inline]
 pub(super) fn may_be_had(size_bytes: usize) -> bool {
-    const ASKED_FROM: usize = 64 << 20;
     size_bytes < ASKED_FROM || is_given(size_bytes)
 }
 

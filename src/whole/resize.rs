@@ -2,7 +2,9 @@
 //! ended. The decision about a new one: `decide`.
 
 use super::binding::Runs;
-use super::decide::{DECIDER, Decider, answer_to_arrow, busy, die, is_profiled, told_by_null};
+use super::decide::{answer_to_arrow, die};
+use super::decider::{DECIDER, Decider, busy, is_profiled};
+use super::owed::told_by_null;
 use super::place::Record;
 use super::range;
 use super::sampling::{EXACT_FROM, counted, weight_of_sample};

@@ -57,6 +57,9 @@ pub(crate) struct Thread {
     /// afterwards: who read the variable then would have the old value cached again, of which `PyContextVar_Reset` lets
     /// go.
     pub(crate) changes: u32,
+    /// How many of `draws`, which are distances between samples, were not used.
+    pub(super) draws_left: u32,
+    pub(super) draws: [i32; 8],
 }
 
 impl Thread {

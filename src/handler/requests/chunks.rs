@@ -51,6 +51,7 @@ impl Chunks {
     }
 
     /// The slot in which this address lies, and how far into it.
+    #[inline]
     pub(super) fn slot_around(&self, address: *const c_void) -> Option<(NonNull<c_void>, usize)> {
         // Acquire pairs with the exchange in `add`.
         let mut next = self.newest.load(Ordering::Acquire).cast::<Chunk>();

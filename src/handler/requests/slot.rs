@@ -79,6 +79,15 @@ impl Slot {
         })
     }
 
+    /// The same, held, unless nothing is left of the request: without a call, as [`Held`] is for callers in Rust whose
+    /// slot any copy of the crate may have made.
+    #[cfg(ctxalloc_whole)]
+    #[inline]
+    pub(super) fn held_behind(handler: Handler) -> Option<HeldSlot> {
+        let slot = Self::behind(handler)?;
+        slot.try_hold(handler.generation()).then_some(HeldSlot(slot))
+    }
+
     /// The request's own. For holders.
     #[inline]
     pub(super) fn state(&self) -> &State {
@@ -122,6 +131,7 @@ impl Slot {
         unsafe { Handler::of_slot(std::ptr::from_ref(self).cast(), generation) }
     }
 
+    #[inline]
     fn try_hold(&self, generation: u32) -> bool {
         let is_held = |holders: u64| (holders > 0).then(|| holders + 1);
         // Acquire pairs with the Release in `begin`: the generation read below is that of the request we hold.
@@ -185,7 +195,28 @@ impl Slot {
     }
 }
 
+/// A hold on a slot of this copy of the crate.
+#[cfg(ctxalloc_whole)]
+pub(super) struct HeldSlot(&'static Slot);
+
+#[cfg(ctxalloc_whole)]
+impl HeldSlot {
+    #[inline]
+    pub(super) fn slot(&self) -> &'static Slot {
+        self.0
+    }
+}
+
+#[cfg(ctxalloc_whole)]
+impl Drop for HeldSlot {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.let_go();
+    }
+}
+
 /// The handler of the request whose struct this is, while somebody holds it.
+#[inline]
 pub(in crate::handler) fn at_struct(c_struct: *const PyDataMem_Handler) -> Option<Handler> {
     let (slot, offset) = table().chunks().slot_around(c_struct.cast())?;
     if offset != offset_of!(Slot, c_struct) {

@@ -24,6 +24,7 @@ pub(crate) enum Charged {
 }
 
 /// The handler of the request whose struct this is, while somebody holds it.
+#[inline]
 pub(crate) fn handler_at(c_struct: NonNull<PyDataMem_Handler>) -> Option<Handler> {
     at_struct(c_struct.as_ptr())
 }
@@ -37,6 +38,7 @@ const MIN_RESERVE_AT_ENDS_BYTES: usize = 1 << 20;
 const MIN_RESERVE_OF_IMPORTS_BYTES: usize = 256 << 20;
 
 /// Who pays while this request is selected: itself, or the one around it that counts the whole of itself.
+#[inline]
 fn paying(selected: &'static Slot) -> Option<&'static Slot> {
     let slot = match &selected.state().payer {
         Some(payer) => Slot::behind(payer.handler()),
@@ -118,31 +120,37 @@ pub(crate) fn is_counted(handler: Handler) -> bool {
     Slot::behind(held.handler()).and_then(paying).is_some()
 }
 
-/// Charges a block that is about to be made for `handler`.
+/// Charges a block that is about to be made for `handler`: in the usual case without a lock and without a call.
+#[inline(always)]
 pub(crate) fn charge(handler: Handler, weight: Weight, beyond: Beyond) -> Charged {
-    let Some(held) = Held::try_on(handler) else { return Charged::Nobody };
-    let Some(slot) = Slot::behind(held.handler()).and_then(paying) else { return Charged::Nobody };
-    let chain = &slot.state().chain;
-    let noted = slot.state().memory.noted();
-    let has_reserve = || beyond.min_reserve_bytes().is_none_or(|bytes| chain.has_reserve_for(weight.bytes, bytes));
-    let take = || {
-        let may_be_granted = beyond != Beyond::Refuse || (weight.is_sample && chain.refusals_so_far() > 0);
-        let is_granted = may_be_granted && has_reserve();
-        if is_granted {
-            let is_told = !matches!(beyond, Beyond::Refuse | Beyond::Untold);
-            chain.take_whole_anyway(weight, is_told, || slot.hold_again());
-            return true;
+    let Some(held) = Slot::held_behind(handler) else { return Charged::Nobody };
+    let Some(slot) = paying(held.slot()) else { return Charged::Nobody };
+    let is_usual = beyond == Beyond::Refuse && slot.state().memory.noted().is_none();
+    let is_charged = (is_usual && slot.state().chain.take_whole_shortly(weight, || slot.hold_again()))
+        || slot.charges(weight, beyond);
+    if is_charged { Charged::To(Payer(NonNull::from(slot))) } else { Charged::Refused }
+}
+
+impl Slot {
+    /// For the one that pays, and is held.
+    fn charges(&self, weight: Weight, beyond: Beyond) -> bool {
+        let chain = &self.state().chain;
+        let has_reserve = || beyond.min_reserve_bytes().is_none_or(|bytes| chain.has_reserve_for(weight.bytes, bytes));
+        let take = || {
+            let may_be_granted = beyond != Beyond::Refuse || (weight.is_sample && chain.refusals_so_far() > 0);
+            let is_granted = may_be_granted && has_reserve();
+            if is_granted {
+                let is_told = !matches!(beyond, Beyond::Refuse | Beyond::Untold);
+                chain.take_whole_anyway(weight, is_told, || self.hold_again());
+                return true;
+            }
+            beyond == Beyond::Refuse && chain.take_whole(weight, || self.hold_again())
+        };
+        match self.state().memory.noted() {
+            None => take(),
+            Some(noted) => noted.weighed(weight.bytes, take, || chain.refused_last_by()),
         }
-        beyond == Beyond::Refuse && chain.take_whole(weight, || slot.hold_again())
-    };
-    let is_taken = match noted {
-        None => take(),
-        Some(noted) => noted.weighed(weight.bytes, take, || chain.refused_last_by()),
-    };
-    if !is_taken {
-        return Charged::Refused;
     }
-    Charged::To(Payer(NonNull::from(slot)))
 }
 
 /// The number of the request with this handler, which gets one now if it has none and its native memory is counted.

@@ -14,6 +14,8 @@ const AGAIN: u32 = 16;
 
 /// What it borrows at least, if there is so much, beyond what it had in use at its own peak.
 const STEP: usize = 16 << 10;
+/// The same for one that counts the whole of itself: each sample of its small blocks stands for about one [`STEP`].
+const WHOLE_STEP: usize = 16 * STEP;
 
 /// For the account of a request.
 impl Account {
@@ -146,7 +148,8 @@ impl Chain {
         let live = borrower.live_bytes.load(RELAXED);
         // As much as it needed before, and of what threads share no more than a part each: the rest is for others, who
         // would otherwise call it in.
-        let needed = borrower.peak_bytes().saturating_sub(live).max(STEP);
+        let step = if self.whole.is_some() { WHOLE_STEP } else { STEP };
+        let needed = borrower.peak_bytes().saturating_sub(live).max(step);
         let bytes = needed.min(bytes / self.tabs.count().max(1));
         lenders.iter().for_each(|account| account.lend(borrower, bytes));
         borrower.ceiling.store(live + bytes, RELAXED);

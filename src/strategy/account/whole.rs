@@ -2,7 +2,7 @@
 
 use super::above::as_set;
 use super::lending::recall;
-use super::parts::Weight;
+use super::parts::{Parts, Weight};
 use super::refused::Refused;
 use super::reserved::room_came;
 use super::{Account, Accounts, Chain, RELAXED, subtract};
@@ -53,16 +53,52 @@ impl Chain {
         self.add_own(first);
     }
 
-    /// Charges a block; false if a limit has no room, which is remembered. `first` is as for `take_block`.
-    pub(crate) fn take_whole(&self, weight: Weight, first: impl FnOnce()) -> bool {
-        // The common case, as in `take_block`: one account, with room, on the thread that owns its lock.
-        if self.is_alone()
-            && let Some(_section) = self.own.lock.enter_owned()
-            && !self.own.lends()
-            && self.own.has_room_for(weight.bytes)
-        {
-            self.take_with_parts(weight, first);
+    /// The parts of this chain's own account, where a charge changes no others and draws on no reservation.
+    #[inline(always)]
+    fn own_parts(&self) -> Option<&Parts> {
+        match &*self.wholes {
+            [(0, parts)] if self.is_plain() => Some(parts),
+            _ => None,
+        }
+    }
+
+    /// Whether the request may borrow from the accounts above it, as it does for arrays: on one thread. Of those that
+    /// several use, each charge takes all locks.
+    #[inline]
+    fn may_borrow(&self) -> bool {
+        self.own_parts().is_some() && self.own.may_borrow_itself()
+    }
+
+    /// The common case of [`take_whole`](Self::take_whole), as [`charge_small`](Self::charge_small) is of others; false:
+    /// it is not that, and nothing has changed.
+    #[inline(always)]
+    pub(crate) fn take_whole_shortly(&self, weight: Weight, first: impl Fn()) -> bool {
+        let Some(parts) = self.own_parts() else { return false };
+        if let Some(_section) = self.own.begin_charge(weight.bytes) {
+            parts.note_peak(self.own.peak_bytes());
+            self.own.take_small(weight.bytes, 1);
+            parts.change(weight, true);
+            self.add_own(first);
             return true;
+        }
+        let note = || {
+            parts.note_peak(self.own.peak_bytes());
+            Some(())
+        };
+        let last = || {
+            parts.change(weight, true);
+            self.add_own(first);
+        };
+        self.grow_all(weight.bytes, 1, note, last).is_some()
+    }
+
+    /// Charges a block; false if a limit has no room, which is remembered. `first` is as for `take_block`.
+    pub(crate) fn take_whole(&self, weight: Weight, first: impl Fn()) -> bool {
+        if self.take_whole_shortly(weight, &first) {
+            return true;
+        }
+        if self.may_borrow() {
+            self.ready_to_borrow();
         }
         let refused_at = self.with_accounts(|| {
             if let Some(at) = self.refusing(weight.bytes, weight.bytes, false) {
@@ -70,6 +106,9 @@ impl Chain {
                 return Some(at);
             }
             self.take_with_parts(weight, first);
+            if self.may_borrow() {
+                self.borrow();
+            }
             None
         });
         refused_at.inspect(|&at| self.miss(at, weight.bytes)).is_none()
@@ -122,7 +161,37 @@ impl Chain {
     }
 
     /// Changes what a block weighs; false if a limit has no room, which is remembered.
+    #[inline(always)]
     pub(crate) fn reweigh(&self, old: Weight, new: Weight, force: Option<Force>) -> bool {
+        (force.is_none() && self.reweigh_shortly(old, new)) || self.reweigh_slowly(old, new, force)
+    }
+
+    /// The common case of a block that grows; false: it is not that, and nothing has changed.
+    #[inline(always)]
+    fn reweigh_shortly(&self, old: Weight, new: Weight) -> bool {
+        let (Some(parts), Some(growth)) = (self.own_parts(), new.bytes.checked_sub(old.bytes)) else { return false };
+        let note = || {
+            parts.note_peak(self.own.peak_bytes());
+            Some(())
+        };
+        let last = || {
+            parts.change(old, false);
+            parts.change(new, true);
+        };
+        if let Some(_section) = self.own.begin_charge(growth) {
+            let _ = note();
+            self.own.take_small(growth, 0);
+            last();
+            return true;
+        }
+        self.grow_all(growth, 0, note, last).is_some()
+    }
+
+    #[inline(never)]
+    fn reweigh_slowly(&self, old: Weight, new: Weight, force: Option<Force>) -> bool {
+        if self.may_borrow() {
+            self.ready_to_borrow();
+        }
         let growth = new.bytes.saturating_sub(old.bytes);
         let done = self.with_accounts(|| {
             let mut beyond = None;
@@ -140,6 +209,9 @@ impl Chain {
             let is_wanted = old.bytes > new.bytes && self.give_back_each(old.bytes - new.bytes, 0);
             self.change_parts(old, false);
             self.change_parts(new, true);
+            if self.may_borrow() {
+                self.borrow();
+            }
             Ok((is_wanted, beyond))
         });
         match done {
@@ -224,21 +296,43 @@ impl Chain {
 
     /// Gives a block's charge back; whether it was the last block of an ended request. The chain may be gone
     /// afterwards, as after `give_block_back`.
+    #[inline(always)]
     #[must_use]
     pub(crate) fn give_whole_back(&self, weight: Weight) -> bool {
-        if self.is_alone()
-            && let Some(_section) = self.own.lock.enter_owned()
-            && !self.own.is_wanted()
-        {
-            self.note_peaks();
-            self.change_parts(weight, false);
-            self.own.give_back(weight.bytes, 1);
-            return self.remove_own();
+        match self.give_whole_shortly(weight) {
+            Some(is_last) => is_last,
+            None => self.give_whole_back_slowly(weight),
+        }
+    }
+
+    /// The common case, as in [`give_small_back`](Self::give_small_back).
+    #[inline(always)]
+    fn give_whole_shortly(&self, weight: Weight) -> Option<bool> {
+        let parts = self.own_parts()?;
+        let section = self.own.lock.enter_owned()?;
+        if self.own.gives_back_alone() {
+            parts.note_peak(self.own.peak_bytes());
+            parts.change(weight, false);
+            self.own.give_small(weight.bytes);
+            return Some(self.own.remove_own());
+        }
+        drop(section);
+        None
+    }
+
+    #[inline(never)]
+    fn give_whole_back_slowly(&self, weight: Weight) -> bool {
+        if self.may_borrow() {
+            self.ready_to_borrow();
         }
         let (is_wanted, is_last) = self.with_accounts(|| {
             self.note_peaks();
             self.change_parts(weight, false);
-            (self.give_back_each(weight.bytes, 1), self.remove_own())
+            let is_wanted = self.give_back_each(weight.bytes, 1);
+            if self.may_borrow() {
+                self.borrow();
+            }
+            (is_wanted, self.remove_own())
         });
         if is_wanted {
             room_came();
@@ -301,7 +395,7 @@ mod tests {
         let mut blocks: Vec<Block> = Vec::new();
         let (mut taken, mut refused) = (0, 0);
         for _ in 0..STEPS {
-            match random.below(8) {
+            match random.below(9) {
                 0 if chains.len() < 12 => {
                     let outer = if chains.is_empty() || random.below(3) > 0 {
                         None
@@ -325,6 +419,13 @@ mod tests {
                 4 if !blocks.is_empty() => {
                     let (at, bytes) = blocks.swap_remove(random.below(blocks.len()));
                     let _ = chains[at].give_whole_back(weight(bytes));
+                }
+                8 if !blocks.is_empty() => {
+                    let (number, new) = (random.below(blocks.len()), 1 + random.below(120));
+                    let (at, old) = blocks[number];
+                    if chains[at].reweigh(weight(old), weight(new), None) {
+                        blocks[number].1 = new;
+                    }
                 }
                 5..=7 if !blocks.is_empty() => {
                     let number = random.below(blocks.len());

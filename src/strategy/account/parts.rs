@@ -149,7 +149,7 @@ impl Parts {
     }
 
     /// Whether nobody was told of the last overdraft. It orders nothing.
-    #[cfg(ctxalloc_whole)]
+    #[cfg(any(ctxalloc_whole, feature = "python"))]
     pub(crate) fn is_untold(&self) -> bool {
         self.is_untold.load(Relaxed)
     }

@@ -163,7 +163,7 @@ impl Decider {
         let weight = Weight { bytes, is_object: kind != Kind::Native || thread.0.object > 0, is_sample: is_small };
         let beyond = if is_small && thread.0.is_told_now() { Beyond::Untold } else { Beyond::Refuse };
         let charged = match charge(handler, weight, beyond) {
-            Charged::Refused => match self.charge_beyond(thread.0, handler, size_bytes, weight, answer) {
+            Charged::Refused => match self.charge_beyond(thread.0, handler, weight, answer) {
                 Ok(charged) => charged,
                 Err(answer) => return answer,
             },
@@ -202,11 +202,10 @@ impl Decider {
         &self,
         thread: &mut Thread,
         handler: Handler,
-        size_bytes: usize,
         weight: Weight,
         answer: impl FnOnce() -> Answer,
     ) -> Result<Charged, (u32, *mut u8)> {
-        let is_small = size_bytes < EXACT_FROM;
+        let is_small = weight.is_sample;
         let still_imports = (self.binding.still_imports)(weight.bytes) && may_import(handler, weight.bytes);
         let runs = || (self.binding.runs)(imports_around(handler));
         let beyond = match if still_imports { Answer::Grant } else { answer() } {

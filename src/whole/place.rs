@@ -80,6 +80,18 @@ impl Record {
         Apart { payer: self.payer, size_bytes: self.size_bytes, is_object: self.is_object() }
     }
 
+    /// Whether it is to lie apart: where it would not fit into the class that its block fits into, and where the block
+    /// is aligned as the pool's are, so that a record would take as much as the alignment.
+    #[inline]
+    fn lies_apart(&self, align: usize) -> bool {
+        if self.size_bytes < apart::FROM || self.drawn_bytes > 0 || align > apart::ALIGN {
+            return false;
+        }
+        let quarter = 1_usize << (((self.size_bytes - 1) | 1).ilog2().min(MAX_QUARTER + 2) - 2);
+        let rest = self.size_bytes.wrapping_neg() & (quarter - 1); // up to the class's size
+        rest < RECORD || align == apart::ALIGN
+    }
+
     /// Whether it does: others are some bytes behind the beginning of the pool's block.
     fn is_apart(&self) -> bool {
         self.offset() == 0
@@ -96,33 +108,6 @@ impl Record {
     /// The same with the pool's block so many bytes before it.
     fn behind(self, offset: usize) -> Self {
         Self { place: ((offset / UNIT) as u32 * 2) | (self.place & 1), ..self }
-    }
-}
-
-/// How a block lies in the pool's.
-#[derive(Debug, Clone, Copy)]
-struct Form {
-    is_apart: bool,
-    /// How many bytes the pool is asked for beside the block's.
-    extra_bytes: usize,
-}
-
-impl Form {
-    /// A record lies apart where it would not fit into the class that its block fits into, and where the block is
-    /// aligned as the pool's are, so that a record would take as much as the alignment.
-    #[inline]
-    fn of(size_bytes: usize, is_sample: bool, align: usize) -> Self {
-        let is_apart = !is_sample && size_bytes >= apart::FROM && align <= apart::ALIGN && {
-            let quarter = 1_usize << (((size_bytes - 1) | 1).ilog2().min(MAX_QUARTER + 2) - 2);
-            let rest = size_bytes.wrapping_neg() & (quarter - 1); // up to the class's size
-            rest < RECORD || align == apart::ALIGN
-        };
-        let extra_bytes = match align {
-            _ if is_apart => 0,
-            _ if align <= RECORD => RECORD,
-            _ => RECORD + align,
-        };
-        Self { is_apart, extra_bytes }
     }
 }
 
@@ -151,8 +136,13 @@ impl Places {
 
     /// A block with this record.
     pub(super) fn allocate(&self, kind: Kind, align: usize, zeroed: bool, record: Record) -> Option<NonNull<u8>> {
-        let form = Form::of(record.size_bytes, record.drawn_bytes > 0, align);
-        let whole = record.size_bytes.checked_add(form.extra_bytes).filter(|_| align <= MAX_ALIGN)?;
+        let is_apart = record.lies_apart(align);
+        let before = match align {
+            _ if is_apart => 0,
+            _ if align <= RECORD => RECORD,
+            _ => RECORD + align,
+        };
+        let whole = record.size_bytes.checked_add(before).filter(|_| align <= MAX_ALIGN)?;
         let pool = self.pool(kind);
         let latest = if whole >= LATEST_FROM { pool.allocate_latest(whole, zeroed) } else { None };
         let start = match latest {
@@ -160,7 +150,7 @@ impl Places {
             None if zeroed => pool.allocate_zeroed(whole)?,
             None => pool.allocate(whole)?,
         };
-        if form.is_apart {
+        if is_apart {
             self.table.write(start.addr().get(), record.apart());
             return Some(start);
         }

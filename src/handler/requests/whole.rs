@@ -47,6 +47,14 @@ fn paying(selected: &'static Slot) -> Option<&'static Slot> {
     slot.filter(|slot| slot.state().counts_whole())
 }
 
+/// What `read` finds in who pays while this handler's request is selected, which is held meanwhile. `None`: nobody
+/// does.
+#[inline(always)]
+fn with_payer<R>(handler: Handler, read: impl FnOnce(&'static Slot) -> R) -> Option<R> {
+    let held = Slot::held_behind(handler)?;
+    Some(read(paying(held.slot())?))
+}
+
 /// The handler of the request that pays while this one is selected.
 pub(crate) fn payer_of(handler: Handler) -> Option<Handler> {
     let held = Held::try_on(handler)?;
@@ -59,8 +67,7 @@ pub(crate) fn payer_of(handler: Handler) -> Option<Handler> {
 /// Whether a limit has no room for so many bytes, which is remembered as a refusal. No other number changes: for blocks
 /// that nobody can make.
 pub(crate) fn is_refused(handler: Handler, bytes: usize) -> bool {
-    let Some(held) = Held::try_on(handler) else { return false };
-    Slot::behind(held.handler()).and_then(paying).is_some_and(|slot| has_no_room(slot, bytes))
+    with_payer(handler, |slot| has_no_room(slot, bytes)) == Some(true)
 }
 
 fn has_no_room(slot: &Slot, bytes: usize) -> bool {
@@ -116,19 +123,19 @@ impl Beyond {
 
 /// Whether what this handler's request makes beside arrays is charged to a request.
 pub(crate) fn is_counted(handler: Handler) -> bool {
-    let Some(held) = Held::try_on(handler) else { return false };
-    Slot::behind(held.handler()).and_then(paying).is_some()
+    with_payer(handler, |_| ()).is_some()
 }
 
 /// Charges a block that is about to be made for `handler`: in the usual case without a lock and without a call.
 #[inline(always)]
 pub(crate) fn charge(handler: Handler, weight: Weight, beyond: Beyond) -> Charged {
-    let Some(held) = Slot::held_behind(handler) else { return Charged::Nobody };
-    let Some(slot) = paying(held.slot()) else { return Charged::Nobody };
-    let is_usual = beyond == Beyond::Refuse && slot.state().memory.noted().is_none();
-    let is_charged = (is_usual && slot.state().chain.take_whole_shortly(weight, || slot.hold_again()))
-        || slot.charges(weight, beyond);
-    if is_charged { Charged::To(Payer(NonNull::from(slot))) } else { Charged::Refused }
+    let charged = with_payer(handler, |slot| {
+        let is_usual = beyond == Beyond::Refuse && slot.state().memory.noted().is_none();
+        let is_charged = (is_usual && slot.state().chain.take_whole_shortly(weight, || slot.hold_again()))
+            || slot.charges(weight, beyond);
+        if is_charged { Charged::To(Payer(NonNull::from(slot))) } else { Charged::Refused }
+    });
+    charged.unwrap_or(Charged::Nobody)
 }
 
 impl Slot {
@@ -174,15 +181,13 @@ pub(crate) fn is_live(handler: Handler) -> bool {
 
 /// Whether whoever pays while this request is selected may have so many bytes beyond a limit for an import.
 pub(crate) fn may_import(handler: Handler, bytes: usize) -> bool {
-    let Some(held) = Held::try_on(handler) else { return false };
-    let slot = Slot::behind(held.handler()).and_then(paying);
-    slot.is_some_and(|slot| slot.state().chain.has_reserve_for(bytes, MIN_RESERVE_OF_IMPORTS_BYTES))
+    let has_reserve = |slot: &Slot| slot.state().chain.has_reserve_for(bytes, MIN_RESERVE_OF_IMPORTS_BYTES);
+    with_payer(handler, has_reserve) == Some(true)
 }
 
 /// How many imports whoever pays while this request is selected was begun within: these are not its own.
 pub(crate) fn imports_around(handler: Handler) -> usize {
-    let Some(held) = Held::try_on(handler) else { return 0 };
-    Slot::behind(held.handler()).and_then(paying).map_or(0, Slot::imports_around)
+    with_payer(handler, Slot::imports_around).unwrap_or(0)
 }
 
 static IMPORTS: Made<fn(usize) -> bool> = Made::new();
@@ -223,17 +228,12 @@ impl Slot {
 /// Whoever pays while this request is selected was refused a block: what it was given beyond the limit before needs no
 /// telling.
 pub(crate) fn tell_by_null(handler: Handler) {
-    let Some(held) = Held::try_on(handler) else { return };
-    if let Some(slot) = Slot::behind(held.handler()).and_then(paying) {
-        slot.state().chain.whole.iter().for_each(|parts| parts.note_told());
-    }
+    with_payer(handler, |slot| slot.state().chain.whole.iter().for_each(|parts| parts.note_told()));
 }
 
 /// Whether who pays while this request is selected was given a block beyond a limit, of which nobody was told.
 pub(crate) fn is_untold(handler: Handler) -> bool {
-    let Some(held) = Held::try_on(handler) else { return false };
-    let slot = Slot::behind(held.handler()).and_then(paying);
-    slot.is_some_and(|slot| slot.state().chain.whole.iter().any(|parts| parts.is_untold()))
+    with_payer(handler, |slot| slot.state().chain.whole.iter().any(|parts| parts.is_untold())) == Some(true)
 }
 
 impl Payer {
@@ -279,8 +279,8 @@ impl Payer {
     /// # Safety
     /// - a block that weighs `old` is charged to it, which is over after `To`.
     pub(crate) unsafe fn hand_over(self, handler: Handler, old: Weight, new: Weight, force: Option<Force>) -> Handed {
-        let Some(held) = Held::try_on(handler) else { return Handed::Nobody };
-        let Some(slot) = Slot::behind(held.handler()).and_then(paying) else { return Handed::Nobody };
+        let Some(held) = Slot::held_behind(handler) else { return Handed::Nobody };
+        let Some(slot) = paying(held.slot()) else { return Handed::Nobody };
         if NonNull::from(slot) == self.0 {
             // SAFETY: a block that weighs `old` is charged to it (this function's contract), and stays so.
             return if unsafe { self.reweigh(old, new, force) } { Handed::To(self) } else { Handed::Refused };
@@ -311,8 +311,7 @@ impl Payer {
 
     /// Whether it pays while the request with this handler is selected.
     pub(crate) fn pays_for(self, handler: Handler) -> bool {
-        let Some(held) = Held::try_on(handler) else { return false };
-        Slot::behind(held.handler()).and_then(paying).is_some_and(|slot| NonNull::from(slot) == self.0)
+        with_payer(handler, |slot| NonNull::from(slot) == self.0) == Some(true)
     }
 
     /// Whether a block may have so many bytes beyond a limit that has refused. For one that is charged to it.

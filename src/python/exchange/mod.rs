@@ -18,6 +18,7 @@ mod steps;
 
 use super::foreign::handler_in;
 use super::handler::PyHandler;
+use super::imported::Imported;
 use super::request::PyRequest;
 use super::vectorcall;
 use crate::python::interned::intern;
@@ -30,14 +31,13 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 pub(super) use routes::PyRouteTable;
-use sent::{After, Nothing, Sent};
+use sent::{After, Sent};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 pub(super) use steps::is_trios;
 use steps::{Calls, Running, Steps};
 
 /// See `module.rs`.
 pub(super) fn make_types(py: Python<'_>) {
-    py.get_type::<Nothing>();
     py.get_type::<Sent>();
     py.get_type::<Steps>();
 }
@@ -203,6 +203,7 @@ impl PyExchange {
     /// The application's ``send``.
     #[pyo3(signature = (message, /))]
     fn send<'py>(slf: &Bound<'py, Self>, message: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        static NOTHING: Imported = Imported::new("ctxalloc.asgi", "_nothing");
         let (py, this) = (slf.py(), slf.get());
         let request = this.begun()?.request.get();
         if request.is_whole() {
@@ -248,7 +249,7 @@ impl PyExchange {
         };
         drop(before); // not under the lock: it may run code
         if is_whole {
-            return Ok(Bound::new(py, Nothing)?.into_any()); // the headers go with what follows them
+            return NOTHING.get(py)?.call0(); // the headers go with what follows them
         }
         Self::give(slf, &to_server, message, false)
     }

@@ -1,5 +1,4 @@
-//! `Sent`: what `send` returns for a message of whose sending something becomes of the exchange; and `Nothing`, for one
-//! that is not sent now.
+//! `Sent`: what `send` returns for a message of whose sending something becomes of the exchange.
 
 use super::coroutine::{Coroutine, Stepped};
 use pyo3::exceptions::{PyOSError, PyStopIteration};
@@ -102,47 +101,4 @@ impl Sent {
         visit.call(&self.exchange)?;
         visit.call(self.sending.object())
     }
-}
-
-/// An awaitable that is done.
-#[pyclass(frozen, name = "_Nothing", module = "ctxalloc._native")]
-pub(super) struct Nothing;
-
-#[pymethods]
-impl Nothing {
-    fn __await__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
-        slf
-    }
-
-    fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
-        slf
-    }
-
-    #[allow(clippy::unused_self, reason = "a method of Python's")]
-    fn __next__(&self) -> Option<Py<PyAny>> {
-        None
-    }
-
-    /// As [`Sent`]'s.
-    #[allow(clippy::unused_self, reason = "a method of Python's")]
-    #[pyo3(signature = (value, /))]
-    fn send(&self, value: &Bound<'_, PyAny>) -> PyResult<()> {
-        let _ = value;
-        Err(PyStopIteration::new_err(()))
-    }
-
-    #[allow(clippy::unused_self, reason = "a method of Python's")]
-    #[pyo3(signature = (kind, error = None, traceback = None, /))]
-    fn throw(
-        &self,
-        kind: Bound<'_, PyAny>,
-        error: Option<Bound<'_, PyAny>>,
-        traceback: Option<Bound<'_, PyAny>>,
-    ) -> PyResult<()> {
-        drop(traceback);
-        Err(PyErr::from_value(error.unwrap_or(kind)))
-    }
-
-    #[allow(clippy::unused_self, reason = "a method of Python's")]
-    fn close(&self) {}
 }

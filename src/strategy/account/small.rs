@@ -13,7 +13,7 @@ use std::sync::atomic::Ordering;
 impl Account {
     /// `take`, where there is room and the number of blocks does not overflow: they are made one by one.
     #[inline(always)]
-    pub(super) fn take_small(&self, bytes: usize, blocks: usize) {
+    fn take_small(&self, bytes: usize, blocks: usize) {
         let live = self.live_bytes.load(RELAXED).wrapping_add(bytes);
         if live > self.peak_bytes.load(RELAXED) {
             self.peak_bytes.store(live, RELAXED);
@@ -25,7 +25,7 @@ impl Account {
     }
 
     #[inline(always)]
-    pub(super) fn give_small(&self, bytes: usize) {
+    fn give_small(&self, bytes: usize) {
         let (before, blocks) = (self.live_bytes.load(RELAXED), self.live_blocks.load(RELAXED));
         debug_assert!(before >= bytes && blocks > 0, "an account was given back more than it had");
         let live = before.wrapping_sub(bytes);
@@ -67,15 +67,9 @@ impl Account {
         self.give_small_back_in(&section, bytes)
     }
 
-    /// Whether nobody waits for room, and no other account has to know.
     #[inline(always)]
-    pub(super) fn gives_back_alone(&self) -> bool {
-        !self.is_wanted() && self.ceiling.load(RELAXED) > 0
-    }
-
-    #[inline(always)]
-    fn give_small_back_in(&self, _section: &Section, bytes: usize) -> Option<bool> {
-        if !self.gives_back_alone() {
+    pub(super) fn give_small_back_in(&self, _section: &Section, bytes: usize) -> Option<bool> {
+        if self.is_wanted() || self.ceiling.load(RELAXED) == 0 {
             return None;
         }
         self.give_small(bytes);
@@ -122,7 +116,7 @@ impl Chain {
     }
 
     #[inline(always)]
-    fn grow_by<R>(
+    pub(super) fn grow_by<R>(
         &self,
         bytes: usize,
         blocks: usize,
@@ -157,18 +151,6 @@ impl Chain {
             }
             return Some(made);
         }
-        self.grow_all(bytes, blocks, make, last)
-    }
-
-    /// The same where this thread has all accounts to itself.
-    #[inline(always)]
-    pub(super) fn grow_all<R>(
-        &self,
-        bytes: usize,
-        blocks: usize,
-        make: impl FnOnce() -> Option<R>,
-        last: impl FnOnce(),
-    ) -> Option<R> {
         let accounts = self.accounts();
         let _section = enter_all_owned(accounts)?;
         let fits = |account: &Arc<Account>| !account.lends() && account.has_room_for(bytes);

@@ -73,23 +73,21 @@ impl Chain {
     /// it is not that, and nothing has changed.
     #[inline(always)]
     pub(crate) fn take_whole_shortly(&self, weight: Weight, first: impl Fn()) -> bool {
-        let Some(parts) = self.own_parts() else { return false };
-        if let Some(_section) = self.own.begin_charge(weight.bytes) {
-            parts.note_peak(self.own.peak_bytes());
-            self.own.take_small(weight.bytes, 1);
+        self.grow_with_own_parts(weight.bytes, 1, |parts| {
             parts.change(weight, true);
             self.add_own(first);
-            return true;
-        }
+        })
+    }
+
+    /// Where several threads use the request, they count in tabs, which have no parts.
+    #[inline(always)]
+    fn grow_with_own_parts(&self, bytes: usize, blocks: usize, change: impl FnOnce(&Parts)) -> bool {
+        let Some(parts) = self.own_parts().filter(|_| !self.own.lock.is_shared()) else { return false };
         let note = || {
             parts.note_peak(self.own.peak_bytes());
             Some(())
         };
-        let last = || {
-            parts.change(weight, true);
-            self.add_own(first);
-        };
-        self.grow_all(weight.bytes, 1, note, last).is_some()
+        self.grow_by(bytes, blocks, note, || change(parts)).is_some()
     }
 
     /// Charges a block; false if a limit has no room, which is remembered. `first` is as for `take_block`.
@@ -170,22 +168,11 @@ impl Chain {
     /// The common case of a block that grows; false: it is not that, and nothing has changed.
     #[inline(always)]
     fn reweigh_shortly(&self, old: Weight, new: Weight) -> bool {
-        let (Some(parts), Some(growth)) = (self.own_parts(), new.bytes.checked_sub(old.bytes)) else { return false };
-        let note = || {
-            parts.note_peak(self.own.peak_bytes());
-            Some(())
-        };
-        let last = || {
+        let Some(growth) = new.bytes.checked_sub(old.bytes) else { return false };
+        self.grow_with_own_parts(growth, 0, |parts| {
             parts.change(old, false);
             parts.change(new, true);
-        };
-        if let Some(_section) = self.own.begin_charge(growth) {
-            let _ = note();
-            self.own.take_small(growth, 0);
-            last();
-            return true;
-        }
-        self.grow_all(growth, 0, note, last).is_some()
+        })
     }
 
     #[inline(never)]
@@ -311,14 +298,10 @@ impl Chain {
     fn give_whole_shortly(&self, weight: Weight) -> Option<bool> {
         let parts = self.own_parts()?;
         let section = self.own.lock.enter_owned()?;
-        if self.own.gives_back_alone() {
-            parts.note_peak(self.own.peak_bytes());
-            parts.change(weight, false);
-            self.own.give_small(weight.bytes);
-            return Some(self.own.remove_own());
-        }
-        drop(section);
-        None
+        let is_last = self.own.give_small_back_in(&section, weight.bytes)?;
+        parts.note_peak(self.own.peak_bytes());
+        parts.change(weight, false);
+        Some(is_last)
     }
 
     #[inline(never)]

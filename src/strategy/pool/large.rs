@@ -119,6 +119,12 @@ impl Large {
         size_bytes: usize,
         taking: Taking,
     ) -> Option<NonNull<u8>> {
+        debug_assert!(size_bytes > classes::SPANNED || (size_bytes > 0 && taking == Taking::ToGrow));
+        self.allocate_any(source, size_bytes, taking)
+    }
+
+    /// The same for a size that has a class of its own, too.
+    fn allocate_any<P: Pages + ?Sized>(&self, source: &P, size_bytes: usize, taking: Taking) -> Option<NonNull<u8>> {
         if taking == Taking::AsItIs
             && let Some(block) = self.take_recent(size_bytes)
         {

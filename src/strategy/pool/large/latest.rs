@@ -26,7 +26,7 @@ impl Large {
             store.take_latest(pages)
         })?;
         let Some((block, run)) = latest else {
-            return self.allocate(source, size_bytes, if zeroed { Taking::Zeroed } else { Taking::AsItIs });
+            return self.allocate_any(source, size_bytes, if zeroed { Taking::Zeroed } else { Taking::AsItIs });
         };
         // SAFETY: a new block in committed pages of the source; nobody else has it or needs its contents.
         if zeroed && !unsafe { source.clear(block, size_bytes) } {

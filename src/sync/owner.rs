@@ -66,18 +66,22 @@ fn thread_of(owner: *mut Thread) -> Option<&'static Thread> {
     if owner.addr() & NO_THREAD != 0 {
         return None;
     }
-    // SAFETY: without these bits it is the address of a record, which is never freed. (That it is not NULL, the
-    // compiler does not see by itself.)
-    unsafe {
-        std::hint::assert_unchecked(!unmarked(owner).is_null());
-        Some(&*unmarked(owner))
-    }
+    // SAFETY: without these bits it is the address of a record, which is never freed.
+    Some(unsafe { &*unmarked(owner) })
 }
 
 /// The same where nobody takes the lock away.
 #[inline(always)]
+#[allow(unsafe_code, reason = "records that are never freed")]
 fn unmarked_thread_of(owner: *mut Thread) -> Option<&'static Thread> {
-    if owner.addr() & (NO_THREAD | REVOKING) == 0 { thread_of(owner) } else { None }
+    if owner.addr() & (NO_THREAD | REVOKING) != 0 {
+        return None;
+    }
+    // SAFETY: as in `thread_of`. (That it is not NULL, the compiler does not see by itself.)
+    unsafe {
+        std::hint::assert_unchecked(!owner.is_null());
+        Some(&*owner)
+    }
 }
 
 impl OwnerLock {

@@ -12,10 +12,11 @@ use std::sync::atomic::{AtomicBool, AtomicPtr as StdAtomicPtr, AtomicUsize};
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct Thread {
-    /// How often it was inside of a section, times four; and in the lowest bits [`BRIEF`] or [`LONG`] while it is.
-    /// - these bits set: when the thread begins a section, by the thread alone. Cannot be set while one is.
-    /// - cleared: when the section ends, by the thread alone; or in a child of `fork` that lacks the thread.
-    sections: AtomicU32,
+    /// [`OUTSIDE`] of sections, [`BRIEF`] or [`LONG`] inside of one. Constants, so that no section waits for the number
+    /// that the last one stored.
+    /// - set to `BRIEF` or `LONG`: when the thread begins a section, by the thread alone, from `OUTSIDE` only.
+    /// - set to `OUTSIDE`: when the section ends, by the thread alone; or in a child of `fork` that lacks the thread.
+    section: AtomicU32,
     /// What the processor calls the thread that has this record ([`name_of_this_thread`]); 0 where none has it.
     name: AtomicUsize,
     /// Whether a thread has this record.
@@ -31,12 +32,11 @@ pub(super) struct Thread {
 #[allow(unsafe_code, reason = "a list of records that are never freed")]
 unsafe impl Sync for Thread {}
 
-/// Which kind of section a thread is inside of. None is inside of another one.
-const KIND: u32 = 3;
-/// One in which it waits for nobody. Whoever holds spin locks may wait for its end.
+const OUTSIDE: u32 = 0;
+/// In a section in which it waits for nobody. Whoever holds spin locks may wait for its end.
 const BRIEF: u32 = 1;
-/// One in which it may wait for the spin locks of others.
-const LONG: u32 = 3;
+/// In one in which it may wait for the spin locks of others.
+const LONG: u32 = 2;
 
 static THREADS: StdAtomicPtr<Thread> = StdAtomicPtr::new(null_mut());
 
@@ -85,8 +85,8 @@ fn threads() -> impl Iterator<Item = &'static Thread> {
 impl Thread {
     /// A record that somebody has.
     pub(super) fn leak(next: *const Self) -> &'static mut Self {
-        let (sections, name) = (AtomicU32::new(0), AtomicUsize::new(0));
-        Box::leak(Box::new(Self { sections, name, taken: AtomicBool::new(true), next }))
+        let (section, name) = (AtomicU32::new(OUTSIDE), AtomicUsize::new(0));
+        Box::leak(Box::new(Self { section, name, taken: AtomicBool::new(true), next }))
     }
 
     /// This thread's record; none while the thread ends.
@@ -115,11 +115,10 @@ impl Thread {
         !self.taken.load(Ordering::Acquire)
     }
 
-    /// Waits for the end of the section that is under way, and lets others run so often meanwhile; whether it is over.
-    /// A later one sees what was stored before `membarrier::heavy`, which the caller has called.
+    /// Waits until the thread is outside of sections, and lets others run so often meanwhile; whether it is. A later
+    /// section sees what was stored before `membarrier::heavy`, which the caller has called.
     pub(super) fn wait_for_section(&self, mut turns: usize) -> bool {
-        let number = self.sections.load(Ordering::Acquire);
-        while number & KIND != 0 && self.sections.load(Ordering::Acquire) == number {
+        while self.section.load(Ordering::Acquire) != OUTSIDE {
             if turns == 0 {
                 return false;
             }
@@ -131,9 +130,8 @@ impl Thread {
 
     /// [`wait_for_section`](Self::wait_for_section) for a caller that may hold spin locks: only for a brief one.
     pub(super) fn wait_for_brief_section(&self) {
-        // Acquire, here and in the loop, pairs with the Release at a section's end.
-        let number = self.sections.load(Ordering::Acquire);
-        while number & KIND == BRIEF && self.sections.load(Ordering::Acquire) == number {
+        // Acquire pairs with the Release at a section's end, and with that at the begin of a long one.
+        while self.section.load(Ordering::Acquire) == BRIEF {
             super::yield_now();
         }
     }
@@ -215,7 +213,7 @@ fn forget_others_after_fork() {
             BIRTHS.fetch_add(1, Ordering::Relaxed);
             let own = THREAD.get();
             for thread in threads().filter(|thread| !std::ptr::eq(*thread, own)) {
-                thread.sections.store(0, Ordering::Relaxed); // a child has one thread
+                thread.section.store(OUTSIDE, Ordering::Relaxed); // a child has one thread
                 thread.name.store(0, Ordering::Relaxed);
                 thread.taken.store(false, Ordering::Relaxed);
             }
@@ -231,7 +229,6 @@ fn forget_others_after_fork() {
 /// A stretch of work of a thread for which its mark stands. Short, and never one inside of another.
 pub(crate) struct Section {
     thread: &'static Thread,
-    number: u32,
 }
 
 impl Section {
@@ -249,15 +246,13 @@ impl Section {
 
     #[inline(always)]
     fn begin_as(kind: u32, thread: &'static Thread) -> Self {
-        // Relaxed: only this thread writes.
-        let number = thread.sections.load(Ordering::Relaxed);
-        debug_assert!(number & KIND == 0, "a section inside of another one");
-        // Release pairs with the Acquire in `wait_for_section`: who waited for the end of the last section may see the
-        // start of this one instead.
-        thread.sections.store(number | kind, Ordering::Release);
+        debug_assert_eq!(thread.section.load(Ordering::Relaxed), OUTSIDE, "a section inside of another one");
+        // Release pairs with the Acquire in `wait_for_brief_section`: who waited for the end of the last section may see
+        // the start of this one instead.
+        thread.section.store(kind, Ordering::Release);
         // The loads of what it looks at come after the store.
         membarrier::light();
-        Self { thread, number }
+        Self { thread }
     }
 }
 
@@ -265,6 +260,6 @@ impl Drop for Section {
     #[inline]
     fn drop(&mut self) {
         // Release pairs with the Acquire in `wait_for_section`: who waited sees what was done inside.
-        self.thread.sections.store(self.number.wrapping_add(4), Ordering::Release);
+        self.thread.section.store(OUTSIDE, Ordering::Release);
     }
 }

@@ -24,7 +24,7 @@ impl Slot {
     pub(in crate::handler) fn allocate_small(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         let state = self.state();
         let kept = state.kept?;
-        let account = state.chain.own();
+        let account = &**state.chain.own();
         let Some(section) = account.begin_charge(size_bytes) else {
             return self.allocate_elsewhere(size_bytes);
         };

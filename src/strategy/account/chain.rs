@@ -370,11 +370,17 @@ impl Chain {
 
     /// Adds a block that no account counts, or a container that may have blocks. It keeps the request's state alive
     /// nevertheless. `first` is as for [`take_block`](Self::take_block).
-    #[inline]
+    #[inline(always)]
     pub(crate) fn add_uncounted(&self, first: impl FnOnce()) {
-        if let Some(_section) = self.own.lock.enter_owned() {
-            self.add_own(first);
-        } else if let Some((tab, _section)) = self.tabs.enter_on_credit() {
+        match self.own.lock.enter_owned() {
+            Some(_section) => self.add_own(first),
+            None => self.add_uncounted_elsewhere(first),
+        }
+    }
+
+    #[inline(never)]
+    fn add_uncounted_elsewhere(&self, first: impl FnOnce()) {
+        if let Some((tab, _section)) = self.tabs.enter_on_credit() {
             tab.add_one();
         } else {
             self.own.lock.with(|| self.add_own(first));
@@ -415,12 +421,17 @@ impl Chain {
     }
 
     /// [`give_block_back`](Self::give_block_back) for a block that no account counts, or a container.
-    #[inline]
+    #[inline(always)]
     #[must_use]
     pub(crate) fn remove_uncounted(&self) -> bool {
-        if let Some(_section) = self.own.lock.enter_owned() {
-            return self.own.remove_own(); // made without a tab: only a lock that is shared has some
+        match self.own.lock.enter_owned() {
+            Some(_section) => self.own.remove_own(), // made without a tab: only a lock that is shared has some
+            None => self.remove_uncounted_elsewhere(),
         }
+    }
+
+    #[inline(never)]
+    fn remove_uncounted_elsewhere(&self) -> bool {
         if let Some((tab, _section)) = self.tabs.enter_on_credit() {
             return tab.remove_own(); // which is never the last one: a tab's numbers begin in the middle
         }

@@ -256,6 +256,43 @@ def test_an_answer_that_has_only_headers_is_replaced() -> None:
 
 
 @pytest.mark.once
+def test_headers_that_wait_are_sent_as_they_were_given() -> None:
+    """An application may write its next message into the same dict, or its next headers into the same list."""
+    check(
+        """
+    sys.path.insert(0, sys.argv[1])
+    from asgi_calls import call, http
+    from ctxalloc.asgi import AllocatorMiddleware
+
+    async def app(scope, receive, send):
+        status = 404 if scope["path"] == "/404" else 200
+        headers = [(b"a", b"1")]
+        message = {"type": "http.response.start", "status": status, "headers": headers}
+        await send(message)
+        headers.append((b"b", b"2"))
+        message.clear()
+        message.update(type="http.response.body", body=b"c")
+        await send(message)
+
+    for terms in (ctxalloc.request(), ctxalloc.request(whole=True)):
+        for path, status in (("/200", 200), ("/404", 404)):
+            seen = []
+            async def noting(scope, receive, send):
+                async def copying(message):
+                    seen.append({name: list(it) if name == "headers" else it for name, it in message.items()})
+                    await send(message)
+                await AllocatorMiddleware(app, default=terms)(scope, receive, copying)
+            asyncio.run(call(noting, http(path)))
+            assert seen == [
+                {"type": "http.response.start", "status": status, "headers": [(b"a", b"1")]},
+                {"type": "http.response.body", "body": b"c"},
+            ], seen
+    """,
+        str(Path(__file__).parent),
+    )
+
+
+@pytest.mark.once
 def test_no_part_of_the_body_overtakes_the_headers() -> None:
     check(overlapping_sends.PROGRAM, "asyncio")
 

@@ -25,7 +25,7 @@ use crate::python::interned::intern;
 use coroutine::Coroutine;
 pub(super) use exchanges::PyExchanges;
 use fields::Fields;
-use message::{handled, is_error, is_text};
+use message::{as_it_is, handled, is_error, is_text};
 use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -236,19 +236,20 @@ impl PyExchange {
         if is_error(&status)? {
             return unusual();
         }
-        let is_whole = request.is_whole();
+        let kept = if request.is_whole() { Some(as_it_is(items)?.into_any().unbind()) } else { None };
+        let is_kept = kept.is_some();
         let before = {
             let mut fields = this.fields();
             let status = fields.status.replace(status.unbind());
-            if is_whole {
-                (status, fields.headers.replace(message.clone().unbind()))
+            if is_kept {
+                (status, std::mem::replace(&mut fields.headers, kept))
             } else {
                 fields.started = true;
                 (status, None)
             }
         };
         drop(before); // not under the lock: it may run code
-        if is_whole {
+        if is_kept {
             return NOTHING.get(py)?.call0(); // the headers go with what follows them
         }
         Self::give(slf, &to_server, message, false)
@@ -366,9 +367,17 @@ impl PyExchange {
     }
 
     #[setter]
-    fn set_headers(&self, value: Option<Py<PyAny>>) {
-        let old = std::mem::replace(&mut self.fields().headers, value);
+    fn set_headers(&self, value: Option<Bound<'_, PyAny>>) -> PyResult<()> {
+        let kept = match value {
+            Some(value) => match value.cast::<PyDict>() {
+                Ok(message) => Some(as_it_is(message)?.into_any().unbind()),
+                Err(_) => Some(value.unbind()),
+            },
+            None => None,
+        };
+        let old = std::mem::replace(&mut self.fields().headers, kept);
         drop(old);
+        Ok(())
     }
 
     /// Whether the request counts native memory and objects too.

@@ -8,7 +8,8 @@ machine is slower by half at times.
 Two processes differ by some hundredths, since what they import first decides where all else lies. So what is compared
 are medians of the turns: `loaded` to `bare` between the processes; `none` and `current` to `loaded` within one, less
 what `bare` changed to meanwhile in the other (`again`, by work that is made anew as theirs is); the aims are for the
-product. The quarters are those of the turns.
+product. The quarters are those of the turns. A third process has a library before malloc that only passes each call on
+(`passed`): what any such library costs.
 Aims: nothing current at most 1.02, in a request at most 1.05 of the bare one on json, pandas, sqlite, lxml and scikit-
 learn (those that are installed: target/bench/whole.json says which), and 1 / 0.97 on a service behind the middleware
 that parses JSON, decodes a picture and reads rows, as `make demo-whole` has it, called without a server. Then blocks
@@ -38,9 +39,10 @@ from harness import Row, keep, machine, rounds_asked, row_of, table
 
 import ctxalloc
 
-KINDS: Final = ("bare", "loaded", "none", "current")
+KINDS: Final = ("bare", "passed", "loaded", "none", "current")
 TITLES: Final = {
     "bare": "without the library",
+    "passed": "with one that only passes on",
     "loaded": "with it, nothing counted yet",
     "none": "with it, nothing current",
     "current": "in a whole request",
@@ -62,6 +64,30 @@ void churn(size_t size, size_t count) {
     }
     for (int n = 0; n < 16; n++) free(blocks[n]);
 }
+"""
+
+
+PASSING: Final = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stddef.h>
+extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
+extern void __libc_free(void *);
+/* By pointers, as for any allocator that may stand behind it. */
+static struct {
+    void *(*malloc)(size_t), *(*calloc)(size_t, size_t), *(*realloc)(void *, size_t);
+    void (*free)(void *);
+} next = {__libc_malloc, __libc_calloc, __libc_realloc, __libc_free};
+__attribute__((constructor)) static void find(void) {
+    *(void **)&next.malloc = dlsym(RTLD_NEXT, "malloc");
+    *(void **)&next.calloc = dlsym(RTLD_NEXT, "calloc");
+    *(void **)&next.realloc = dlsym(RTLD_NEXT, "realloc");
+    *(void **)&next.free = dlsym(RTLD_NEXT, "free");
+}
+void *malloc(size_t size) { return next.malloc(size); }
+void *calloc(size_t count, size_t each) { return next.calloc(count, each); }
+void *realloc(void *old, size_t size) { return next.realloc(old, size); }
+void free(void *block) { next.free(block); }
 """
 
 
@@ -284,29 +310,33 @@ class Asked:
 
 
 def turn(library: Path, preload: str, groups: int, seconds: float, *, blocks: bool) -> dict[str, Found]:
-    """The CPU times of two processes, by loop: those before anything is counted, and those after it."""
+    """The CPU times of three processes, by loop: those before anything is counted, and those after it."""
     bare, loaded = Asked(library, None), Asked(library, preload)
+    passed = Asked(library, str(library.with_name("passing.so")))
+    of_kind = {"bare": bare, "again": bare, "passed": passed}
     found: dict[str, Found] = {}
     names = [f"{size} B, {threads} threads" for size in (64, 65536) for threads in THREADS] if blocks else []
-    for phase, kinds in (("before", ("bare", "loaded")), ("after", ("again", "none", "current"))):
+    for phase, kinds in (("before", ("bare", "passed", "loaded")), ("after", ("again", "none", "current"))):
         for name in loaded.loops + names:
             took: dict[str, list[float]] = {kind: [] for kind in kinds}
             for group in range(groups if name in loaded.loops else 3):
                 for kind in kinds if group % 2 else reversed(kinds):
-                    took[kind].append((bare if kind in ("bare", "again") else loaded).ask(name, kind, seconds))
+                    took[kind].append(of_kind.get(kind, loaded).ask(name, kind, seconds))
             found.setdefault(name, {})[phase] = {kind: statistics.quantiles(of, n=4)[0] for kind, of in took.items()}
-    bare.end()
-    loaded.end()
+    for process in (bare, passed, loaded):
+        process.end()
     return found
 
 
 def built(folder: str) -> Path:
-    """The C library."""
-    source, library = Path(folder, "churn.c"), Path(folder, "churn.so")
-    source.write_text(SOURCE, encoding="utf-8")
+    """The C library that makes blocks; beside it is the one that passes on."""
     command = shlex.split(os.environ.get("CC", "cc"))
-    subprocess.run([*command, "-O1", "-shared", "-fPIC", "-o", library, source], check=True)
-    return library
+    for name, text in (("churn", SOURCE), ("passing", PASSING)):
+        source = Path(folder, f"{name}.c")
+        source.write_text(text, encoding="utf-8")
+        library = source.with_suffix(".so")
+        subprocess.run([*command, "-O2", "-fno-builtin", "-shared", "-fPIC", "-o", library, source], check=True)
+    return Path(folder, "churn.so")
 
 
 def environment(preload: str | None) -> dict[str, str]:
@@ -317,8 +347,8 @@ def environment(preload: str | None) -> dict[str, str]:
 
 def ratios_of(turns: list[Found], kind: str) -> list[float]:
     """To the bare process, one for each turn: see above."""
-    if kind == "loaded":
-        return [one["before"]["loaded"] / one["before"]["bare"] for one in turns]
+    if kind in ("passed", "loaded"):
+        return [one["before"][kind] / one["before"]["bare"] for one in turns]
     loaded = statistics.median(ratios_of(turns, "loaded"))
     before = (one["before"]["loaded"] / one["before"]["bare"] for one in turns)
     after = (one["after"][kind] / one["after"]["again"] for one in turns)

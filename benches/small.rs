@@ -45,15 +45,15 @@ unsafe impl Allocator for Mimalloc {
     }
 }
 
-/// A pool by `Strategy`.
+/// A pool by its own functions.
 #[derive(Clone)]
 struct ByStrategy;
 
-// SAFETY: the pool's promises are those of the trait, for alignments of up to 64.
+// SAFETY: the pool's promises are those of the trait, for alignments of up to 64; no layout here changes its alignment.
 unsafe impl Allocator for ByStrategy {
     #[inline]
     fn allocate(&self, layout: Layout) -> Result<NonNull<[u8]>, AllocError> {
-        let block = Pool::shared().allocate(layout.size()).ok_or(AllocError)?;
+        let block = Pool::shared().allocate_layout(layout).ok_or(AllocError)?;
         Ok(NonNull::slice_from_raw_parts(block, layout.size()))
     }
     #[inline]

@@ -11,23 +11,43 @@ use super::process::{is_pool, is_system};
 use super::requests::{Slot, slot_behind};
 use super::trampoline::AtHand;
 use super::word::Handler;
-use crate::strategy::{Pool, Small, Strategy, System};
+use crate::strategy::{Kept, Pool, Small, Strategy, System};
 use crate::unattributed::is_watched;
 use std::ptr::NonNull;
 
 /// What these blocks are aligned to at least, in bytes: what a request's handler promises, and less than a pool's.
 pub(crate) const ALIGN: usize = 16;
 
-/// A block of `size_bytes`, which is not zero; `None` if it has to go the long way. Whoever calls holds the handler.
+/// A block of `size_bytes`, which is not zero, aligned to what the handler promises; `None` if it has to go the long
+/// way. Whoever calls holds the handler.
 #[inline(never)]
 pub(crate) fn allocate(handler: Handler, size_bytes: usize) -> Option<NonNull<u8>> {
+    allocate_by(handler, size_bytes, |pool| pool.take(size_bytes))
+}
+
+/// The same for those who need an alignment of [`ALIGN`] at most.
+#[inline(never)]
+pub(crate) fn allocate_tight(handler: Handler, size_bytes: usize) -> Option<NonNull<u8>> {
+    allocate_by(handler, size_bytes, |pool| match pool.take_tight(size_bytes) {
+        Some(block) => Some(block),
+        None => pool.fetch_tiny(size_bytes),
+    })
+}
+
+/// `take` takes a block of `pool`.
+#[inline(always)]
+fn allocate_by(
+    handler: Handler,
+    size_bytes: usize,
+    take: impl FnOnce(Kept) -> Option<NonNull<u8>>,
+) -> Option<NonNull<u8>> {
     if !is_silent() {
         return None;
     }
     if handler.is_request() {
         allocate_in_request(slot_behind(handler)?, size_bytes)
     } else if is_pool(handler) {
-        Pool::shared().kept().take(size_bytes)
+        take(Pool::shared().kept())
     } else {
         // Where the C heap is watched, its blocks of a handler are told from others on the long way; so is a size that
         // no block can have.
@@ -107,5 +127,74 @@ impl AtHand for Pool {
             self.kept().keep(small, block);
         }
         true
+    }
+}
+
+#[cfg(all(test, not(ctxalloc_loom)))]
+mod tests {
+    use super::super::requests::{Prepared, Terms};
+    use super::super::{Handler, handler};
+    use super::{Small, allocate_tight};
+    use std::ptr::NonNull;
+    use std::thread;
+
+    /// How many bytes a live small block takes.
+    fn room(block: NonNull<u8>) -> usize {
+        // SAFETY: the callers have the block.
+        unsafe { Small::of(block) }.expect("a small one").room_bytes()
+    }
+
+    /// By the short way, which is closed while another test listens to events.
+    fn tight(handler: Handler, size_bytes: usize) -> NonNull<u8> {
+        let tries = std::iter::repeat_with(|| {
+            thread::yield_now();
+            allocate_tight(handler, size_bytes)
+        });
+        tries.take(100_000).flatten().next().expect("the short way gives blocks")
+    }
+
+    #[test]
+    fn the_handler_pool_gives_tiny_blocks_to_those_alone_who_need_16() {
+        let pool = handler("pool").expect("built in");
+        let mut blocks = Vec::new();
+        for size in [1, 16, 17, 32, 33, 48].repeat(if cfg!(miri) { 2 } else { 20 }) {
+            let (tiny, aligned) = (tight(pool, size), pool.allocate(size).expect("memory"));
+            assert_eq!(room(tiny), size.next_multiple_of(16));
+            assert_eq!((room(aligned), aligned.addr().get() % pool.alignment()), (64, 0));
+            blocks.extend([tiny, aligned]);
+        }
+        // SAFETY: blocks of this handler, each given up here.
+        blocks.into_iter().for_each(|block| unsafe { pool.release(block, 1) });
+    }
+
+    #[test]
+    fn a_requests_blocks_are_tiny_and_counted_to_the_byte_on_both_ways() {
+        let begun = Prepared::new(Terms { is_of_this_thread: true, ..Terms::default() }).expect("in range").begin();
+        let request = begun.handler();
+        let mut blocks = Vec::new();
+        for number in 0..if cfg!(miri) { 12 } else { 200 } {
+            let size = 1 + number * 7 % 48;
+            let block = if number % 3 == 0 { request.allocate_zeroed(size) } else { request.allocate(size) };
+            let block = block.expect("memory");
+            assert_eq!(room(block), size.next_multiple_of(16));
+            blocks.push((block, size));
+        }
+        let live = |blocks: &[(NonNull<u8>, usize)]| blocks.iter().map(|&(_, size)| size).sum::<usize>();
+        assert_eq!(begun.stats().live_bytes, live(&blocks));
+        for size in [48, 5, 49, 10, 100, 20, 33] {
+            for (number, at) in blocks.iter_mut().enumerate() {
+                // SAFETY: a live block of this handler with a byte at least; the old pointer is not used again.
+                unsafe {
+                    at.0.write(number as u8);
+                    *at = (request.resize(at.0, size).expect("memory"), size);
+                    assert_eq!(at.0.read(), number as u8);
+                }
+                assert!(room(at.0) >= size);
+            }
+            assert_eq!(begun.stats().live_bytes, live(&blocks), "{size}");
+        }
+        // SAFETY: blocks of this handler, each given up here.
+        blocks.into_iter().for_each(|(block, size)| unsafe { request.release(block, size) });
+        assert_eq!((begun.stats().live_bytes, begun.stats().live_blocks), (0, 0));
     }
 }

@@ -147,7 +147,9 @@ impl ContextAlloc {
     /// - `block` is a live block of this allocator with layout `old`.
     unsafe fn change(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Option<NonNull<u8>> {
         let direct = |layout| self.wrapped_bytes(layout).is_none() && layout.size() > 0;
-        if direct(old) && direct(new) {
+        // A block of `pool` that `small` made is aligned to no more than that, and so may be what it is resized to.
+        let is_aligned = new.align() <= old.align().max(small::ALIGN);
+        if is_aligned && direct(old) && direct(new) {
             // SAFETY: the block is live (this function's contract), and not wrapped, so it is the handler's own.
             let moved = unsafe { self.handler().resize(whole(block), new.size()) }.ok()?;
             moved.expose_provenance(); // for `whole`
@@ -189,7 +191,7 @@ unsafe impl Blocks for ContextAlloc {
     #[inline]
     fn new_block(&self, layout: Layout) -> Option<NonNull<u8>> {
         if is_plain(layout)
-            && let Some(block) = small::allocate(self.handler(), layout.size())
+            && let Some(block) = small::allocate_tight(self.handler(), layout.size())
         {
             block.expose_provenance(); // for `whole`
             return Some(block);
@@ -225,3 +227,42 @@ unsafe impl Blocks for ContextAlloc {
 super::allocator::implement_allocator!(allocator_api2_02, ContextAlloc);
 #[cfg(feature = "allocator-api2")]
 super::allocator::implement_allocator!(allocator_api2, ContextAlloc);
+
+#[cfg(all(test, not(ctxalloc_loom)))]
+mod tests {
+    use super::{Blocks as _, ContextAlloc, Layout};
+    use crate::handler::handler;
+
+    #[test]
+    fn a_block_moves_to_an_alignment_that_its_layout_did_not_want() {
+        let layout = |size, align| Layout::from_size_align(size, align).expect("valid");
+        for name in ["pool", "system", "aligned64"] {
+            let allocator = ContextAlloc::with_handler(handler(name).expect("built in"));
+            let mut blocks = Vec::new();
+            for (number, (old, new)) in [
+                (layout(16, 8), layout(40, 64)),
+                (layout(40, 64), layout(48, 1)),
+                (layout(10, 1), layout(48, 32)),
+                (layout(33, 16), layout(47, 16)),
+            ]
+            .repeat(if cfg!(miri) { 1 } else { 16 })
+            .into_iter()
+            .enumerate()
+            {
+                let block = allocator.new_block(old).expect("memory");
+                // SAFETY: a live block of this allocator with layout `old`; its old pointer is not used again.
+                let grown = unsafe {
+                    block.write_bytes(number as u8, old.size());
+                    allocator.grow_block(block, old, new)
+                };
+                let grown = grown.expect("memory");
+                assert!(grown.addr().get().is_multiple_of(new.align()), "{name}: {old:?} to {new:?}");
+                // SAFETY: as many bytes were written before it grew.
+                assert!((0..old.size()).all(|at| unsafe { grown.add(at).read() } == number as u8));
+                blocks.push((grown, new));
+            }
+            // SAFETY: live blocks of this allocator with these layouts, each given up here.
+            blocks.into_iter().for_each(|(block, layout)| unsafe { allocator.give_back(block, layout) });
+        }
+    }
+}

@@ -399,8 +399,8 @@ unsafe impl<P: Pages> Strategy for Arena<P> {
         // SAFETY: the block is live and from this arena, whose memory is the source's (this function's contract).
         unsafe {
             let pool = &*self.inner.pool.inner;
-            super::resize::resize_by(self, pool, block, new_size_bytes, classes::MAX + 1, |bytes| {
-                self.allocate_large(bytes, Taking::ToGrow)
+            super::resize::resize_by(self, pool, block, new_size_bytes, classes::MAX + 1, |_, grows| {
+                if grows { self.allocate_large(new_size_bytes, Taking::ToGrow) } else { self.allocate(new_size_bytes) }
             })
         }
     }

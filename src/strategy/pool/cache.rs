@@ -15,7 +15,8 @@ const fn room(class: usize) -> usize {
     match class {
         0..4 => 512,
         4..8 => 256,
-        _ => 64,
+        8..classes::TINY => 64,
+        _ => 512, // the tiny ones
     }
 }
 

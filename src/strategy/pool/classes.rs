@@ -1,22 +1,31 @@
-//! Size classes of small blocks: multiples of 64 up to 512 bytes, then four per doubling up to 256 KiB.
+//! Size classes of small blocks: multiples of 64 up to 512 bytes, then four per doubling up to 256 KiB. Behind these,
+//! in the order of their numbers, are the *tiny* ones of 16, 32 and 48 bytes.
 //!
-//! Above 512 bytes a block is at most 25 % larger than requested. Every class is a multiple of 64, so blocks cut one
-//! after the other from an aligned span are aligned to 64.
+//! Above 512 bytes a block is at most 25 % larger than requested. Every class but the tiny ones is a multiple of 64, so
+//! blocks cut one after the other from an aligned span are aligned to 64. Tiny blocks are aligned to 16: they serve
+//! those who need no more, and ask by [`tight`].
 
 use super::geometry::PAGE;
 
-/// Every block's alignment, in bytes.
+/// Every block's alignment, in bytes, but that of tiny ones.
 pub(super) const ALIGN: usize = 64;
+/// A tiny block's alignment, in bytes. The size of each block is a multiple of it.
+pub(super) const TINY_ALIGN: usize = 16;
+/// The largest tiny block, in bytes.
+pub(super) const TINY_MAX: usize = ALIGN - TINY_ALIGN;
 /// The largest small block, in bytes.
 pub(super) const MAX: usize = 256 << 10;
 /// The largest block that is cut from a span, in bytes. Those above are cut from the extents, as large ones: their
 /// memory serves blocks of any size once they come back.
 pub(super) const SPANNED: usize = 128 << 10;
-/// The number of classes: 8 linear ones, and 4 for each of the 9 doublings from 512 to 256 Ki.
-pub(super) const COUNT: usize = 8 + 4 * 9;
+/// The first tiny class, which has the number of those before it: 8 linear ones, and 4 for each of the 9 doublings from
+/// 512 to 256 Ki.
+pub(super) const TINY: usize = 8 + 4 * 9;
+/// The number of classes.
+pub(super) const COUNT: usize = TINY + TINY_MAX / TINY_ALIGN;
 
-/// The class that serves `size_bytes`, up to [`MAX`]: zero bytes take a block of the first. Called inside of sections,
-/// so it must not panic for any size.
+/// The class of blocks aligned to [`ALIGN`] that serves `size_bytes`, up to [`MAX`]: zero bytes take a block of the
+/// first. Called inside of sections, so it must not panic for any size.
 #[inline]
 pub(super) fn of(size_bytes: usize) -> usize {
     debug_assert!(size_bytes <= MAX);
@@ -37,6 +46,32 @@ fn tabled(size_bytes: usize) -> usize {
     TABLE[size_bytes.div_ceil(ALIGN)] as usize
 }
 
+/// [`of`] for those who need an alignment of [`TINY_ALIGN`] at most: up to [`TINY_MAX`] bytes take a tiny block.
+#[inline]
+pub(super) fn tight(size_bytes: usize) -> usize {
+    debug_assert!(size_bytes <= MAX);
+    if size_bytes <= TABLED { tight_tabled(size_bytes) } else { computed(size_bytes) }
+}
+
+/// [`tight`]; `None` above [`MAX`].
+#[inline(always)]
+pub(super) fn find_tight(size_bytes: usize) -> Option<usize> {
+    if size_bytes <= TABLED {
+        return Some(tight_tabled(size_bytes));
+    }
+    (size_bytes <= MAX).then(|| computed(size_bytes))
+}
+
+#[inline(always)]
+fn tight_tabled(size_bytes: usize) -> usize {
+    TIGHT[size_bytes.div_ceil(TINY_ALIGN)] as usize
+}
+
+#[inline(always)]
+pub(super) const fn is_tiny(class: usize) -> bool {
+    class >= TINY
+}
+
 /// Up to this size the class is looked up in a table, which is faster than computing it.
 const TABLED: usize = 8 << 10;
 
@@ -46,6 +81,18 @@ static TABLE: [u8; TABLED / ALIGN + 1] = {
     let mut index = 1;
     while index < table.len() {
         table[index] = if index <= 512 / ALIGN { index - 1 } else { computed(index * ALIGN) } as u8;
+        index += 1;
+    }
+    table
+};
+
+/// The same by multiples of [`TINY_ALIGN`], with the tiny classes: for [`tight`].
+static TIGHT: [u8; TABLED / TINY_ALIGN + 1] = {
+    let mut table = [TINY as u8; TABLED / TINY_ALIGN + 1];
+    let mut index = 1;
+    while index < table.len() {
+        let is_tiny = index <= TINY_MAX / TINY_ALIGN;
+        table[index] = if is_tiny { (TINY + index - 1) as u8 } else { TABLE[index.div_ceil(ALIGN / TINY_ALIGN)] };
         index += 1;
     }
     table
@@ -63,6 +110,9 @@ const fn computed(size_bytes: usize) -> usize {
 /// The size of a block of `class`, in bytes.
 #[inline]
 pub(super) const fn bytes(class: usize) -> usize {
+    if is_tiny(class) {
+        return (class - TINY + 1) * TINY_ALIGN;
+    }
     if class < 8 {
         return (class + 1) * ALIGN;
     }
@@ -102,32 +152,51 @@ pub(super) const MAX_BLOCKS: usize = {
     max
 };
 
-/// 2^32 divided by the size of a block of `class` in units of [`ALIGN`], rounded up: for [`index_by`].
+/// 2^32 divided by the size of a block of `class` in units of [`TINY_ALIGN`], rounded up: for [`index_by`].
 pub(super) const fn divisor(class: usize) -> u64 {
-    (1_u64 << 32).div_ceil((bytes(class) / ALIGN) as u64)
+    (1_u64 << 32).div_ceil((bytes(class) / TINY_ALIGN) as u64)
 }
 
 /// The index of the block that starts `offset_bytes` behind the start of its span. Divides by multiplying, which is
-/// exact because offset times size, in units of [`ALIGN`], is less than 2^32.
+/// exact because offset times size, in units of [`TINY_ALIGN`], is less than 2^32.
 #[inline]
 pub(super) const fn index_by(divisor: u64, offset_bytes: usize) -> usize {
-    (((offset_bytes / ALIGN) as u64 * divisor) >> 32) as usize
+    (((offset_bytes / TINY_ALIGN) as u64 * divisor) >> 32) as usize
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{ALIGN, COUNT, MAX, PAGE, bytes, divisor, index_by, of, span_blocks, span_pages};
+    use super::{
+        ALIGN, COUNT, MAX, PAGE, TINY, TINY_ALIGN, TINY_MAX, bytes, divisor, find, find_tight, index_by, is_joined,
+        is_tiny, of, span_blocks, span_pages, tight,
+    };
+
+    fn sizes() -> impl Iterator<Item = usize> {
+        let step = if cfg!(miri) { 997 } else { 1 };
+        (0..200).chain((200..MAX).step_by(step)).chain([MAX])
+    }
 
     #[test]
     fn every_size_gets_the_smallest_class_that_holds_it() {
-        for size in (1..=MAX).step_by(if cfg!(miri) { 997 } else { 1 }) {
+        for size in sizes() {
             let class = of(size);
-            assert!(class < COUNT, "{size}");
+            assert!(!is_tiny(class), "{size}");
             assert!(bytes(class) >= size, "{size} in a class of {}", bytes(class));
             assert!(class == 0 || bytes(class - 1) < size, "{size} fits class {} too", class - 1);
+            assert_eq!(find(size), Some(class));
         }
-        assert_eq!((of(0), of(MAX)), (0, COUNT - 1));
-        assert_eq!(bytes(COUNT - 1), MAX);
+        assert_eq!((of(0), of(MAX), find(MAX + 1)), (0, TINY - 1, None));
+        assert_eq!(bytes(TINY - 1), MAX);
+    }
+
+    #[test]
+    fn who_needs_16_bytes_gets_the_smallest_of_all_classes() {
+        for size in sizes() {
+            let smallest = (0..COUNT).filter(|&class| bytes(class) >= size).min_by_key(|&class| bytes(class));
+            assert_eq!(Some(tight(size)), smallest, "{size}");
+            assert_eq!((find_tight(size), is_tiny(tight(size))), (smallest, size <= TINY_MAX), "{size}");
+        }
+        assert_eq!(find_tight(MAX + 1), None);
     }
 
     #[test]
@@ -142,10 +211,11 @@ mod tests {
     #[test]
     fn classes_keep_alignment_and_waste_little() {
         for class in 0..COUNT {
-            assert_eq!(bytes(class) % ALIGN, 0);
+            assert_eq!(bytes(class) % if is_tiny(class) { TINY_ALIGN } else { ALIGN }, 0);
             let span = span_pages(class) * PAGE;
             assert!(span / bytes(class) >= 4, "class {class}");
             assert!((span % bytes(class)) * 8 <= span, "class {class} wastes more than an eighth of its span");
+            assert!(!is_tiny(class) || (span == PAGE && !is_joined(class)), "class {class}");
         }
     }
 }

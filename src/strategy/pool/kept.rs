@@ -56,10 +56,16 @@ impl Small {
         Some(Self { region, class: region.class_at(address)? })
     }
 
+    /// How many bytes the block takes.
+    #[cfg(test)]
+    pub(crate) fn room_bytes(self) -> usize {
+        classes::bytes(self.class)
+    }
+
     /// How many bytes were requested, if that was noted; else 0.
     #[inline(always)]
     pub(crate) fn requested_bytes(self, block: NonNull<u8>) -> usize {
-        self.region.requested_small(block.addr().get())
+        self.region.requested_small(block.addr().get(), self.class)
     }
 }
 
@@ -67,23 +73,46 @@ impl Kept {
     /// The largest block that a thread keeps, in bytes.
     pub(crate) const MAX_BYTES: usize = classes::MAX;
 
-    /// A block that this thread keeps; `None` if it has none of the class, or last used another pool.
+    /// A block that this thread keeps, aligned to 64; `None` if it has none of the class, or last used another pool.
     #[inline(always)]
     pub(crate) fn take(self, size_bytes: usize) -> Option<NonNull<u8>> {
         local::take_latest(self.serial, classes::find(size_bytes)?)
     }
 
-    /// [`take`](Self::take) that notes the requested size. A block for which that cannot be is left in `over`, for
-    /// [`give_back`](Self::give_back) once no lock of the caller's stands any more.
+    /// [`take`](Self::take) for those who need an alignment of 16 at most.
+    #[inline(always)]
+    pub(crate) fn take_tight(self, size_bytes: usize) -> Option<NonNull<u8>> {
+        local::take_latest(self.serial, classes::find_tight(size_bytes)?)
+    }
+
+    /// [`take_tight`](Self::take_tight) where this thread keeps none: a tiny block from the central free list; `None`
+    /// for larger ones, and where there is no memory. Otherwise who asks the long way, which makes no tiny blocks,
+    /// would do so each time. As for [`give_back`](Self::give_back).
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn fetch_tiny(self, size_bytes: usize) -> Option<NonNull<u8>> {
+        if size_bytes > classes::TINY_MAX {
+            return None;
+        }
+        let _unattributed = unattributed();
+        survived(|| self.pool.allocate_tight(size_bytes)).unwrap_or_else(|| {
+            trace::strategy_panicked("malloc");
+            None
+        })
+    }
+
+    /// [`take_tight`](Self::take_tight) that notes the requested size. A block for which that cannot be is left in
+    /// `over`, for [`give_back`](Self::give_back) once no lock of the caller's stands any more.
     #[inline(always)]
     pub(crate) fn take_sized(self, size_bytes: usize, over: &mut Over) -> Option<NonNull<u8>> {
-        let block = self.take(size_bytes)?;
+        let class = classes::find_tight(size_bytes)?;
+        let block = local::take_latest(self.serial, class)?;
         // SAFETY: the block was just taken, so its region is in the map.
         let region = unsafe { region::find(block.addr().get()) };
-        if region.note_again(block.addr().get(), size_bytes) {
+        if region.note_again(block.addr().get(), class, size_bytes) {
             return Some(block);
         }
-        over.0 = Some((classes::of(size_bytes), block));
+        over.0 = Some((class, block));
         None
     }
 
@@ -158,13 +187,29 @@ impl Kept {
         if size_bytes > classes::bytes(small.class) {
             return self.take_sized(size_bytes, over);
         }
-        small.region.note_again(block.addr().get(), size_bytes).then_some(block)
+        small.region.note_again(block.addr().get(), small.class, size_bytes).then_some(block)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::{Over, Pool, Strategy as _};
+    use std::thread;
+
+    #[test]
+    #[cfg(not(ctxalloc_loom))]
+    fn a_thread_without_tiny_blocks_fetches_some() {
+        let fetches = || {
+            let kept = Pool::shared().kept();
+            assert_eq!((kept.take_tight(20), kept.fetch_tiny(49)), (None, None));
+            let mut blocks: Vec<_> = (0..4).map(|_| kept.fetch_tiny(20).expect("memory")).collect();
+            blocks.push(kept.take_tight(20).expect("the more it fetches the more it gets"));
+            assert_eq!(kept.take(20), None, "of those of 64 it has none");
+            // SAFETY: this pool made them, and they are released here only.
+            blocks.into_iter().for_each(|block| unsafe { Pool::shared().release(block) });
+        };
+        thread::spawn(fetches).join().expect("no panic");
+    }
 
     #[test]
     fn a_block_whose_size_cannot_be_noted_is_given_back_by_who_asked() {

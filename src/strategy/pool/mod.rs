@@ -10,9 +10,9 @@
 //!
 //! `classes` has the sizes, `region` and `span` the record of each block, `heap` the pages, `central` the central free
 //! lists of the classes, `cache` the threads' caches (`local`: the running thread's; `idle`: those of others), `large`,
-//! `extents` and `growing` the large blocks, `bits` runs of pages as bits, `inner` all of that for one pool. `sized`
-//! and `resize` are operations on blocks. `decay` returns unused memory to the system when no thread uses the pool. All
-//! locks are held across `fork`.
+//! `extents` and `growing` the large blocks, `bits` runs of pages as bits, `inner` all of that for one pool. `sized`,
+//! `tight` and `resize` are operations on blocks. `decay` returns unused memory to the system when no thread uses the
+//! pool. All locks are held across `fork`.
 
 mod arena;
 mod bits;
@@ -36,6 +36,7 @@ mod region;
 mod resize;
 mod sized;
 mod span;
+mod tight;
 mod turn;
 
 pub use arena::Arena;
@@ -68,11 +69,11 @@ use std::time::Duration;
 
 /// A pool over pages, for programs that allocate and free all the time, as NumPy programs do.
 ///
-/// Blocks are aligned to 64 bytes. Blocks of up to 256 KiB come from size classes (at most 25 % larger than requested;
-/// those above 128 KiB take whole pages of 64 KiB) through a cache per thread. Larger ones are runs of 64 KiB pages,
-/// which are joined when they come back and cut again for any size, with their memory still behind them. The pool keeps
-/// no more of that than it expects to need at the next peak, and nothing that was unused for a while ([`PoolOptions`]);
-/// [`trim`](Strategy::trim) returns all of it to the system.
+/// Blocks are aligned to 64 bytes, but for those of [`allocate_layout`](Self::allocate_layout). Blocks of up to 256 KiB
+/// come from size classes (at most 25 % larger than requested; those above 128 KiB take whole pages of 64 KiB) through
+/// a cache per thread. Larger ones are runs of 64 KiB pages, which are joined when they come back and cut again for any
+/// size, with their memory still behind them. The pool keeps no more of that than it expects to need at the next peak,
+/// and nothing that was unused for a while ([`PoolOptions`]); [`trim`](Strategy::trim) returns all of it to the system.
 ///
 /// Clones are the same pool, and cloning is cheap.
 pub struct Pool<P: Pages = PrivatePages> {
@@ -151,7 +152,15 @@ impl<P: Pages> Pool<P> {
         block: NonNull<u8>,
         new_size_bytes: usize,
     ) -> Option<NonNull<u8>> {
-        let allocate = |bytes| self.allocate_to_grow(bytes);
+        let allocate = |room_bytes: usize, grows: bool| {
+            if grows {
+                self.allocate_to_grow(new_size_bytes)
+            } else if room_bytes.max(new_size_bytes) <= classes::TINY_MAX {
+                self.allocate_tight(new_size_bytes) // who has a tiny block needs no more than its alignment
+            } else {
+                self.allocate(new_size_bytes)
+            }
+        };
         // SAFETY: the block is live and from this pool, whose memory is the source's (this function's contract).
         unsafe { resize_by(self, &*self.inner, block, new_size_bytes, large_from, allocate) }
     }
@@ -219,7 +228,11 @@ impl<P: Pages> Pool<P> {
 
     #[inline]
     fn allocate_small(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-        let class = classes::of(size_bytes);
+        self.allocate_of(classes::of(size_bytes))
+    }
+
+    #[inline]
+    fn allocate_of(&self, class: usize) -> Option<NonNull<u8>> {
         match local::pop(&self.inner.number, class) {
             Some(block) => Some(block),
             None => self.allocate_small_slowly(class),
@@ -228,7 +241,8 @@ impl<P: Pages> Pool<P> {
 }
 
 // SAFETY: small blocks are cut from spans that no other class shares, large ones from runs of pages that no other block
-// shares; both stay in place until released. They start at multiples of 64 from an aligned start.
+// shares; both stay in place until released. They start at multiples of 64 from an aligned start: `allocate` makes no
+// tiny ones, and `resize` only of a tiny one.
 unsafe impl<P: Pages> Strategy for Pool<P> {
     fn alignment(&self) -> usize {
         classes::ALIGN

@@ -10,7 +10,7 @@ use super::geometry::{PAGE, PAGES, REGION};
 use super::span::Span;
 use crate::source::pages;
 use std::ptr::{NonNull, null_mut};
-use std::sync::atomic::{AtomicPtr, AtomicU16, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// The record of a region. Records are reused but never freed, so a reader may always access one. All zero before the
@@ -70,8 +70,51 @@ impl Dirt {
     }
 }
 
-/// A size for each address where a small block may start. Outside the region, and mapped when it is first needed.
+/// A size for each address where a small block may start. Outside the region, and mapped when it is first needed. A
+/// tiny block's size fits into a byte, so that those that start in the same 64 bytes share the place of one larger
+/// block.
 type Requested = [AtomicU32; REGION / classes::ALIGN];
+const _: () = assert!(size_of::<Requested>() == REGION / classes::TINY_ALIGN && classes::TINY_MAX <= u8::MAX as usize);
+
+/// Where the size of a small block is noted. A page has blocks of one class at a time, and nobody reaches the places of
+/// its former blocks.
+enum Note<'a> {
+    Tiny(&'a AtomicU8),
+    Other(&'a AtomicU32),
+}
+
+impl Note<'_> {
+    /// # Safety
+    /// - the table stays mapped while the note is used; a block of `class` starts at the address.
+    #[inline(always)]
+    unsafe fn of(table: NonNull<Requested>, address: usize, class: usize) -> Self {
+        // One for both: four times a larger block's number among those of 64 bytes.
+        let place = address % REGION / classes::TINY_ALIGN;
+        // SAFETY: the table is mapped (this function's contract) and was zero when it was new. It has a byte for each
+        // 16 bytes of a region, and four for each 64, of which larger blocks start at multiples.
+        unsafe {
+            let note = table.cast::<AtomicU8>().add(place);
+            if classes::is_tiny(class) { Self::Tiny(note.as_ref()) } else { Self::Other(note.cast().as_ref()) }
+        }
+    }
+
+    /// Relaxed, as in `get`, for the reason given at `Region::classes`: whoever reads the note has the block.
+    #[inline(always)]
+    fn set(self, size_bytes: usize) {
+        match self {
+            Self::Tiny(note) => note.store(size_bytes as u8, Ordering::Relaxed),
+            Self::Other(note) => note.store(size_bytes as u32, Ordering::Relaxed),
+        }
+    }
+
+    #[inline(always)]
+    fn get(self) -> usize {
+        match self {
+            Self::Tiny(note) => note.load(Ordering::Relaxed).into(),
+            Self::Other(note) => note.load(Ordering::Relaxed) as usize,
+        }
+    }
+}
 
 /// Instead of a size class: the page is free or a large block's.
 const LARGE: u16 = 0;
@@ -87,57 +130,49 @@ impl Region {
 
     /// Notes the requested size of the live block that starts at this address, until the next note for it. False if
     /// there is no memory for the note.
-    ///
-    /// Relaxed, for the reason given at `classes`: whoever reads the note has the block.
     #[inline]
     pub(super) fn note_requested(&self, address: usize, size_bytes: usize) -> bool {
-        if self.class_at(address).is_none() {
+        let Some(class) = self.class_at(address) else {
+            // Relaxed, for the reason given at `classes`: whoever reads the note has the block.
             self.requested_large[page_of(address)].store(size_bytes as u64, Ordering::Relaxed);
             return true;
-        }
-        self.note_small(address, size_bytes)
+        };
+        self.note_small(address, class, size_bytes)
     }
 
-    /// [`note_requested`](Self::note_requested) for a small block.
+    /// [`note_requested`](Self::note_requested) for a small block of `class`.
     #[inline]
-    pub(super) fn note_small(&self, address: usize, size_bytes: usize) -> bool {
-        // Acquire pairs with the Release in `map_requested`.
-        let table = NonNull::new(self.requested.load(Ordering::Acquire)).or_else(|| self.map_requested());
-        let Some(table) = table else { return false };
-        // SAFETY: the table is mapped as long as the region, in which a live block lies.
-        let table = unsafe { table.as_ref() };
-        table[address % REGION / classes::ALIGN].store(size_bytes as u32, Ordering::Relaxed);
-        true
+    pub(super) fn note_small(&self, address: usize, class: usize, size_bytes: usize) -> bool {
+        self.note_again(address, class, size_bytes)
+            || (self.map_requested().is_some() && self.note_again(address, class, size_bytes))
     }
 
     /// [`note_small`](Self::note_small) where the table is mapped; else false.
     #[inline(always)]
-    pub(super) fn note_again(&self, address: usize, size_bytes: usize) -> bool {
+    pub(super) fn note_again(&self, address: usize, class: usize, size_bytes: usize) -> bool {
         // Acquire pairs with the Release in `map_requested`.
         let Some(table) = NonNull::new(self.requested.load(Ordering::Acquire)) else { return false };
-        // SAFETY: the table is mapped as long as the region, in which a live block lies.
-        let table = unsafe { table.as_ref() };
-        table[address % REGION / classes::ALIGN].store(size_bytes as u32, Ordering::Relaxed);
+        // SAFETY: the table is mapped as long as the region, in which a live block of this class lies.
+        unsafe { Note::of(table, address, class).set(size_bytes) };
         true
     }
 
     /// The last note for the live block that starts at this address; zero if there is none.
     #[inline]
     pub(super) fn requested_at(&self, address: usize) -> usize {
-        if self.class_at(address).is_none() {
-            return self.requested_large[page_of(address)].load(Ordering::Relaxed) as usize;
+        match self.class_at(address) {
+            None => self.requested_large[page_of(address)].load(Ordering::Relaxed) as usize,
+            Some(class) => self.requested_small(address, class),
         }
-        self.requested_small(address)
     }
 
-    /// [`requested_at`](Self::requested_at) for a small block.
+    /// [`requested_at`](Self::requested_at) for a small block of `class`.
     #[inline(always)]
-    pub(super) fn requested_small(&self, address: usize) -> usize {
+    pub(super) fn requested_small(&self, address: usize, class: usize) -> usize {
         // Acquire pairs with the Release in `map_requested`.
         let Some(table) = NonNull::new(self.requested.load(Ordering::Acquire)) else { return 0 };
-        // SAFETY: the table is mapped as long as the region, in which a live block lies.
-        let table = unsafe { table.as_ref() };
-        table[address % REGION / classes::ALIGN].load(Ordering::Relaxed) as usize
+        // SAFETY: the table is mapped as long as the region, in which a live block of this class lies.
+        unsafe { Note::of(table, address, class).get() }
     }
 
     #[cold]

@@ -26,8 +26,10 @@ pub(in crate::strategy) unsafe fn stays(block: NonNull<u8>, new_size_bytes: usiz
     }
 }
 
+/// A tiny block stays however small it becomes: to move it would save less than a cache line.
 fn stays_small(room_bytes: usize, new_size_bytes: usize) -> bool {
-    new_size_bytes <= room_bytes && classes::bytes(classes::of(new_size_bytes)) == room_bytes
+    new_size_bytes <= room_bytes
+        && (room_bytes <= classes::TINY_MAX || classes::bytes(classes::of(new_size_bytes)) == room_bytes)
 }
 
 /// Resizes a block in place: if its size class stays the same, or if it is large, and what it grows by is free behind
@@ -109,20 +111,20 @@ impl<S: Strategy> Drop for Unfinished<'_, S> {
     }
 }
 
-/// Resizes a block in memory of `pool`: in place, or by moving it to one that `allocate_to_grow` makes, which is for
-/// those that grow to `large_from` bytes or more, or `strategy`.
+/// Resizes a block in memory of `pool`: in place, or by moving it to one that `allocate` makes. It is told how many
+/// bytes the old one has room for, and whether the block grows to `large_from` bytes or more.
 ///
 /// # Safety
 /// - `block` came from `strategy`, which cuts its blocks from regions of this pool, and was not released; after `Some`
 ///   the old pointer is not used again;
-/// - `allocate_to_grow` makes what `strategy` can release.
+/// - `allocate` makes a block of the new size that `strategy` can release.
 pub(super) unsafe fn resize_by<P: Pages>(
     strategy: &impl Strategy,
     pool: &Inner<P>,
     block: NonNull<u8>,
     new_size_bytes: usize,
     large_from: usize,
-    allocate_to_grow: impl FnOnce(usize) -> Option<NonNull<u8>>,
+    allocate: impl FnOnce(usize, bool) -> Option<NonNull<u8>>,
 ) -> Option<NonNull<u8>> {
     // SAFETY: the block is live and cut from a region of the pool (this function's contract).
     if unsafe { resized_in_place(pool, block, new_size_bytes) } {
@@ -131,7 +133,7 @@ pub(super) unsafe fn resize_by<P: Pages>(
     // SAFETY: the block is live and cut from a region.
     let room = unsafe { room_bytes(block) };
     let grows = new_size_bytes > room && new_size_bytes >= large_from;
-    let moved = if grows { allocate_to_grow(new_size_bytes) } else { strategy.allocate(new_size_bytes) }?;
+    let moved = allocate(room, grows)?;
     // SAFETY: it was just made, and is not returned unless it is finished.
     let unfinished = unsafe { Unfinished::new(strategy, moved) };
     // SAFETY: both blocks are live, hence disjoint, and have at least the smaller of the two sizes; both are cut from

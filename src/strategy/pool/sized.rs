@@ -2,8 +2,9 @@
 //!
 //! The note of the size is in the region's record (`region`), not in the block, so it costs the block nothing.
 
+use super::large::Taking;
 use super::region;
-use super::resize::{Unfinished, moved_to};
+use super::resize::{Unfinished, cleared, moved_to};
 use super::{Pool, classes};
 use crate::source::Pages;
 use crate::strategy::Strategy;
@@ -36,22 +37,35 @@ impl Pool {
 }
 
 impl<P: Pages> Pool<P> {
-    /// [`allocate`](Strategy::allocate), or `allocate_zeroed`, that notes the requested size. The block may be released
-    /// like any other block of the pool.
+    /// [`allocate`](Strategy::allocate), or `allocate_zeroed`, that notes the requested size. Up to 48 bytes it is a
+    /// tiny block, which is aligned to 16. It may be released like any other block of the pool.
     #[inline]
     pub(crate) fn allocate_sized(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
-        let block = if zeroed { self.allocate_zeroed(size_bytes) } else { self.allocate(size_bytes) }?;
+        if size_bytes > classes::MAX {
+            let taking = if zeroed { Taking::Zeroed } else { Taking::AsItIs };
+            return self.noted(self.inner.allocate_large(size_bytes, taking)?, size_bytes);
+        }
+        let mut block = self.allocate_tight(size_bytes)?;
+        if zeroed {
+            // SAFETY: the block was just made with at least `size_bytes` bytes of the heap's source, and nobody else
+            // has it.
+            block = unsafe { cleared(self, &self.inner.heap.source, block, size_bytes) }?;
+        }
         self.noted(block, size_bytes)
     }
 
-    /// A new block with a note of its requested size. Without memory for that it is released.
+    /// A new block, of the class that is [tight](classes::tight) if it is small, with a note of its requested size.
+    /// Without memory for that it is released.
     #[inline]
     fn noted(&self, block: NonNull<u8>, size_bytes: usize) -> Option<NonNull<u8>> {
         let address = block.addr().get();
         // SAFETY: the block was just made, so its region is in the map.
         let region = unsafe { region::find(address) };
-        let is_small = size_bytes <= classes::MAX;
-        if if is_small { region.note_small(address, size_bytes) } else { region.note_requested(address, size_bytes) } {
+        let is_noted = match classes::find_tight(size_bytes) {
+            Some(class) => region.note_small(address, class, size_bytes),
+            None => region.note_requested(address, size_bytes),
+        };
+        if is_noted {
             return Some(block);
         }
         // SAFETY: the callers have just made it from this pool, and nobody else has it.
@@ -74,7 +88,7 @@ impl<P: Pages> Pool<P> {
             self.inner.release_large(region, block);
             return requested_bytes;
         };
-        let requested_bytes = region.requested_small(address);
+        let requested_bytes = region.requested_small(address, class);
         self.release_small(class, block);
         requested_bytes
     }

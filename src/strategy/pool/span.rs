@@ -11,8 +11,8 @@ use std::ptr::{NonNull, null_mut};
 use std::slice;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// The number of words with a bit for each block.
-const WORDS: usize = PAGE / classes::ALIGN / 64;
+/// The number of words with a bit for each block: the smallest ones are alone in their page.
+const WORDS: usize = PAGE / classes::TINY_ALIGN / 64;
 const _: () = assert!(classes::MAX_BLOCKS <= WORDS * 64);
 
 /// The record of the span that starts in a certain page. All zero until one does.
@@ -289,7 +289,7 @@ mod tests {
             let record = region::take_record().expect("memory");
             let span = record.span(0);
             let start: NonNull<u8> = NonNull::without_provenance(NonZero::new(16 * PAGE).expect("not zero"));
-            for class in [0, 1, 2, 7, 9, 20, classes::COUNT - 1] {
+            for class in [0, 1, 2, 7, 9, 20, classes::TINY - 1, classes::TINY, classes::COUNT - 1] {
                 span.reset(start, class);
                 let (bytes, count) = (classes::bytes(class), classes::span_blocks(class));
                 let foreign = start.map_addr(|start| start.saturating_add(classes::span_pages(class) * PAGE));

@@ -73,7 +73,7 @@ pub(crate) fn trace(block: *mut u8, size_bytes: usize) {
 pub(super) fn install(candidate: &'static Table) -> Result<&'static Table, &'static Table> {
     let pointer = std::ptr::from_ref(candidate).cast_mut();
     // AcqRel: publishes the candidate's contents, or sees the other's. Pairs with the load in `present`.
-    match TABLE.compare_exchange(null_mut(), pointer, Ordering::AcqRel, Ordering::Acquire) {
+    let installed = match TABLE.compare_exchange(null_mut(), pointer, Ordering::AcqRel, Ordering::Acquire) {
         Ok(_) => Ok(candidate),
         Err(other) => {
             // SAFETY: not NULL, or the exchange would have succeeded; stored by this function, of a table that lives
@@ -82,7 +82,10 @@ pub(super) fn install(candidate: &'static Table) -> Result<&'static Table, &'sta
             other.made.look();
             Err(other)
         }
-    }
+    };
+    let (Ok(table) | Err(table)) = installed;
+    table.events.be_at_hand();
+    installed
 }
 
 /// Holds the lock of a table across `fork`: whoever has it finishes first, and parent and child each release it. The

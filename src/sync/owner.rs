@@ -128,7 +128,11 @@ impl OwnerLock {
     #[inline(always)]
     fn owner_if_this_thread(&self) -> Option<&'static Thread> {
         // Acquire: another thread may have made the record just now.
-        unmarked_thread_of(self.owner.load(Ordering::Acquire)).filter(|owner| owner.is_this_thread())
+        let owner = unmarked_thread_of(self.owner.load(Ordering::Acquire))?;
+        if !owner.is_this_thread() {
+            return None; // no `filter`, of which the compiler makes more
+        }
+        Some(owner)
     }
 
     /// Whether a section of `thread` excludes everybody else, without the spin lock.

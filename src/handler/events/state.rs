@@ -3,6 +3,8 @@
 //! the hook.
 
 use super::super::abi::PyDataMem_Handler;
+#[cfg(not(ctxalloc_loom))]
+use crate::sync::AtomicPtr;
 use crate::sync::{AtomicU32, Ordering};
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -67,7 +69,30 @@ unsafe impl Sync for Events {}
 // SAFETY: nothing in it belongs to a thread; `user_data` may be handed to the hook on any, as for `Sync`.
 unsafe impl Send for Events {}
 
+/// The table's [`Events::armed`], once this copy of the crate has a table: small blocks look at nothing else of it.
+#[cfg(not(ctxalloc_loom))]
+static ARMED: AtomicPtr<AtomicU32> = AtomicPtr::new((&raw const UNKNOWN).cast_mut());
+#[cfg(not(ctxalloc_loom))]
+static UNKNOWN: AtomicU32 = AtomicU32::new(1);
+
+/// Whether the table, which is there, has no hook. Relaxed, as in [`Events::is_armed`].
+#[cfg(not(ctxalloc_loom))]
+#[inline(always)]
+pub(super) fn is_known_to_be_unarmed() -> bool {
+    // Acquire pairs with the Release in `be_at_hand`.
+    let armed = ARMED.load(Ordering::Acquire);
+    // SAFETY: a static, or a part of the table, which lives for ever.
+    unsafe { &*armed }.load(Ordering::Relaxed) == 0
+}
+
 impl Events {
+    /// These are the table's, which this copy of the crate has from now on.
+    pub(in crate::handler) fn be_at_hand(&'static self) {
+        // Release: whoever finds it finds what is there.
+        #[cfg(not(ctxalloc_loom))]
+        ARMED.store((&raw const self.armed).cast_mut(), Ordering::Release);
+    }
+
     /// No hook, and the functions that serve one.
     pub(in crate::handler) fn none(deliver: Deliver, begin_resize: BeginResize, watch: Watch) -> Self {
         Self {

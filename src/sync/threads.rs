@@ -247,8 +247,8 @@ impl Section {
     #[inline(always)]
     fn begin_as(kind: u32, thread: &'static Thread) -> Self {
         debug_assert_eq!(thread.section.load(Ordering::Relaxed), OUTSIDE, "a section inside of another one");
-        // Release pairs with the Acquire in `wait_for_brief_section`: who waited for the end of the last section may see
-        // the start of this one instead.
+        // Release pairs with the Acquire in `wait_for_brief_section`: who waited for the end of the last section may
+        // see the start of this one instead.
         thread.section.store(kind, Ordering::Release);
         // The loads of what it looks at come after the store.
         membarrier::light();

@@ -70,48 +70,36 @@ impl Dirt {
     }
 }
 
-/// A size for each address where a small block may start. Outside the region, and mapped when it is first needed. A
-/// tiny block's size fits into a byte, so that those that start in the same 64 bytes share the place of one larger
-/// block.
-type Requested = [AtomicU32; REGION / classes::ALIGN];
-const _: () = assert!(size_of::<Requested>() == REGION / classes::TINY_ALIGN && classes::TINY_MAX <= u8::MAX as usize);
-
-/// Where the size of a small block is noted. A page has blocks of one class at a time, and nobody reaches the places of
-/// its former blocks.
-enum Note<'a> {
-    Tiny(&'a AtomicU8),
-    Other(&'a AtomicU32),
+/// The requested sizes of small blocks, by where they may start. Outside the region, and mapped when it is first
+/// needed. A page has blocks of one class at a time, and of what is noted for others there nobody has the block.
+#[repr(C)]
+struct Requested {
+    others: [AtomicU32; REGION / classes::ALIGN],
+    /// A tiny block's size fits into a byte.
+    tiny: [AtomicU8; REGION / classes::TINY_ALIGN],
 }
 
-impl Note<'_> {
-    /// # Safety
-    /// - the table stays mapped while the note is used; a block of `class` starts at the address.
-    #[inline(always)]
-    unsafe fn of(table: NonNull<Requested>, address: usize, class: usize) -> Self {
-        // One for both: four times a larger block's number among those of 64 bytes.
-        let place = address % REGION / classes::TINY_ALIGN;
-        // SAFETY: the table is mapped (this function's contract) and was zero when it was new. It has a byte for each
-        // 16 bytes of a region, and four for each 64, of which larger blocks start at multiples.
-        unsafe {
-            let note = table.cast::<AtomicU8>().add(place);
-            if classes::is_tiny(class) { Self::Tiny(note.as_ref()) } else { Self::Other(note.cast().as_ref()) }
-        }
-    }
+/// The size of each part.
+const PART: usize = REGION / classes::TINY_ALIGN;
+const _: () = assert!(size_of::<Requested>() == 2 * PART && classes::TINY_MAX <= u8::MAX as usize);
 
+impl Requested {
     /// Relaxed, as in `get`, for the reason given at `Region::classes`: whoever reads the note has the block.
     #[inline(always)]
-    fn set(self, size_bytes: usize) {
-        match self {
-            Self::Tiny(note) => note.store(size_bytes as u8, Ordering::Relaxed),
-            Self::Other(note) => note.store(size_bytes as u32, Ordering::Relaxed),
+    fn set(&self, address: usize, class: usize, size_bytes: usize) {
+        if classes::is_tiny(class) {
+            self.tiny[address % REGION / classes::TINY_ALIGN].store(size_bytes as u8, Ordering::Relaxed);
+        } else {
+            self.others[address % REGION / classes::ALIGN].store(size_bytes as u32, Ordering::Relaxed);
         }
     }
 
     #[inline(always)]
-    fn get(self) -> usize {
-        match self {
-            Self::Tiny(note) => note.load(Ordering::Relaxed).into(),
-            Self::Other(note) => note.load(Ordering::Relaxed) as usize,
+    fn get(&self, address: usize, class: usize) -> usize {
+        if classes::is_tiny(class) {
+            self.tiny[address % REGION / classes::TINY_ALIGN].load(Ordering::Relaxed).into()
+        } else {
+            self.others[address % REGION / classes::ALIGN].load(Ordering::Relaxed) as usize
         }
     }
 }
@@ -153,7 +141,7 @@ impl Region {
         // Acquire pairs with the Release in `map_requested`.
         let Some(table) = NonNull::new(self.requested.load(Ordering::Acquire)) else { return false };
         // SAFETY: the table is mapped as long as the region, in which a live block of this class lies.
-        unsafe { Note::of(table, address, class).set(size_bytes) };
+        unsafe { table.as_ref() }.set(address, class, size_bytes);
         true
     }
 
@@ -172,7 +160,7 @@ impl Region {
         // Acquire pairs with the Release in `map_requested`.
         let Some(table) = NonNull::new(self.requested.load(Ordering::Acquire)) else { return 0 };
         // SAFETY: the table is mapped as long as the region, in which a live block of this class lies.
-        unsafe { Note::of(table, address, class).get() }
+        unsafe { table.as_ref() }.get(address, class)
     }
 
     #[cold]
@@ -194,14 +182,16 @@ impl Region {
 
     /// Returns the memory of the notes for these pages, in which no block lies, to the system.
     pub(super) fn forget_requested(&self, first: usize, count: usize) {
-        const NOTES: usize = size_of::<Requested>() / PAGES; // in bytes, for one page
+        const NOTES: usize = PART / PAGES; // in bytes, for one page, in each part
         let Some(table) = NonNull::new(self.requested.load(Ordering::Acquire)) else { return };
         let from = (first * NOTES).next_multiple_of(pages::page_bytes());
         let to = (first + count) * NOTES / pages::page_bytes() * pages::page_bytes();
         if from < to {
-            // SAFETY: the table has `NOTES` bytes for each page, so these are whole system pages of its mapping. No
-            // block lies in the region's pages, so nobody needs the notes. A failure costs memory only.
-            let _ = unsafe { pages::discard(table.cast::<u8>().add(from), to - from) };
+            for part in [0, PART] {
+                // SAFETY: each part has `NOTES` bytes for each page, so these are whole system pages of the mapping. No
+                // block lies in the region's pages, so nobody needs the notes. A failure costs memory only.
+                let _ = unsafe { pages::discard(table.cast::<u8>().add(part + from), to - from) };
+            }
         }
     }
 

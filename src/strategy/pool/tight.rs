@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn a_layout_gets_the_alignment_that_it_wants_and_no_more_room_than_that_needs() {
+    fn a_layout_gets_its_alignment_and_no_more_room_than_that_needs() {
         let pool = Pool::new();
         let mut blocks = Vec::new();
         for size in (0..140).step_by(if cfg!(miri) { 31 } else { 1 }).chain([1000, 300_000]) {
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tiny_block_stays_while_it_has_room_and_moves_to_the_smallest_that_has() {
+    fn a_tiny_block_stays_while_it_has_room_and_then_moves_to_the_smallest() {
         let pool = Pool::new();
         let resize = |block, size, expected| {
             // SAFETY: a live block of this pool, and the old pointer is not used again.

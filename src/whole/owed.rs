@@ -8,6 +8,12 @@ use crate::handler::Handler;
 use crate::handler::requests::{Payer, imports_around, is_untold, tell_by_null};
 use std::ptr::null_mut;
 
+/// So much is looked at block by block after one was granted, since its own code will most likely ask for one of these:
+/// a look at one of Python's takes a microsecond, and at another a tenth. Then it is others' that runs, and for longer.
+const LOOKED_AT: u64 = 1024;
+const LOOK: u64 = 1;
+const LOOK_AT_PYTHONS: u64 = 16;
+
 impl Decider {
     /// What this thread owes, or has refused, before it decides about another block.
     #[cold]
@@ -33,6 +39,7 @@ impl Decider {
         answer: impl FnOnce() -> Answer,
     ) -> (u32, *mut u8) {
         if thread.raising == REFUSES {
+            thread.refused_in += if kind == Kind::Native { LOOK } else { LOOK_AT_PYTHONS };
             let may_be_refused = thread.resize == 0 && kind != Kind::Native;
             if may_be_refused && self.refuses_now(thread, selected, answer) {
                 return (REFUSED, null_mut());
@@ -91,6 +98,9 @@ impl Decider {
         (self.binding.overdrawn)(thread, payer, is_small);
         let is_told = || handler_of(thread.account).is_some() && (self.binding.tells_soon)();
         if matches!(thread.raising, NOT_RAISING | RAISED | REFUSES) && !is_told() {
+            if thread.raising != REFUSES {
+                thread.refused_in = 0;
+            }
             thread.raising = REFUSES;
             thread.look_soon();
         }
@@ -101,6 +111,7 @@ impl Decider {
     pub(super) fn look_soon_if_owed(thread: &mut Thread) {
         match thread.raising {
             OWED => thread.look_soon(),
+            REFUSES if thread.refused_in < LOOKED_AT => thread.look_soon(),
             REFUSES => thread.look_again(),
             _ => {}
         }

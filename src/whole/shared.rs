@@ -45,7 +45,8 @@ pub(crate) struct Thread {
     pub(crate) raising: u32,
     /// The next block of so many bytes is refused; 0: none.
     pub(super) refusing: u64,
-    /// In [`REFUSED_ONE`]: which function the loop had called where it was refused.
+    /// In [`REFUSED_ONE`]: which function the loop had called where it was refused. In [`REFUSES`]: how much was looked
+    /// at since, or more than ever is.
     pub(super) refused_in: u64,
     /// Where [`is_paused`](crate::unattributed::is_paused) and [`is_forking`](crate::sync::is_forking) find their
     /// answers on this thread; NULL until they were asked for. Those functions call the loader each time.

@@ -134,7 +134,7 @@ impl<P: Pages> Arena<P> {
 
     #[inline]
     fn allocate_small(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-        let class = classes::of(size_bytes);
+        let class = classes::ALIGNED.of(size_bytes);
         self.inner.state.with(|state| state.take(class)).or_else(|| self.take_from_new_span(class))
     }
 

@@ -3,7 +3,7 @@
 //!
 //! Above 512 bytes a block is at most 25 % larger than requested. Every class but the tiny ones is a multiple of 64, so
 //! blocks cut one after the other from an aligned span are aligned to 64. Tiny blocks are aligned to 16: they serve
-//! those who need no more, and ask by [`tight`].
+//! those who need no more, and ask by [`TIGHT`].
 
 use super::geometry::PAGE;
 
@@ -24,47 +24,31 @@ pub(super) const TINY: usize = 8 + 4 * 9;
 /// The number of classes.
 pub(super) const COUNT: usize = TINY + TINY_MAX / TINY_ALIGN;
 
-/// The class of blocks aligned to [`ALIGN`] that serves `size_bytes`, up to [`MAX`]: zero bytes take a block of the
-/// first. Called inside of sections, so it must not panic for any size.
-#[inline]
-pub(super) fn of(size_bytes: usize) -> usize {
-    debug_assert!(size_bytes <= MAX);
-    if size_bytes <= TABLED { tabled(size_bytes) } else { computed(size_bytes) }
-}
+/// Finds the class that serves a size, for those who need each block aligned to `UNIT`.
+pub(super) struct Lookup<const UNIT: usize, const LENGTH: usize>([u8; LENGTH]);
 
-/// [`of`]; `None` above [`MAX`].
-#[inline(always)]
-pub(super) fn find(size_bytes: usize) -> Option<usize> {
-    if size_bytes <= TABLED {
-        return Some(tabled(size_bytes));
+impl<const UNIT: usize, const LENGTH: usize> Lookup<UNIT, LENGTH> {
+    /// The class that serves `size_bytes`, up to [`MAX`]: zero bytes take a block of the smallest. Called inside of
+    /// sections, so it must not panic for any size.
+    #[inline]
+    pub(super) fn of(&self, size_bytes: usize) -> usize {
+        debug_assert!(size_bytes <= MAX);
+        if size_bytes <= TABLED { self.tabled(size_bytes) } else { computed(size_bytes) }
     }
-    (size_bytes <= MAX).then(|| computed(size_bytes))
-}
 
-#[inline(always)]
-fn tabled(size_bytes: usize) -> usize {
-    TABLE[size_bytes.div_ceil(ALIGN)] as usize
-}
-
-/// [`of`] for those who need an alignment of [`TINY_ALIGN`] at most: up to [`TINY_MAX`] bytes take a tiny block.
-#[inline]
-pub(super) fn tight(size_bytes: usize) -> usize {
-    debug_assert!(size_bytes <= MAX);
-    if size_bytes <= TABLED { tight_tabled(size_bytes) } else { computed(size_bytes) }
-}
-
-/// [`tight`]; `None` above [`MAX`].
-#[inline(always)]
-pub(super) fn find_tight(size_bytes: usize) -> Option<usize> {
-    if size_bytes <= TABLED {
-        return Some(tight_tabled(size_bytes));
+    /// [`of`](Self::of); `None` above [`MAX`].
+    #[inline(always)]
+    pub(super) fn find(&self, size_bytes: usize) -> Option<usize> {
+        if size_bytes <= TABLED {
+            return Some(self.tabled(size_bytes));
+        }
+        (size_bytes <= MAX).then(|| computed(size_bytes))
     }
-    (size_bytes <= MAX).then(|| computed(size_bytes))
-}
 
-#[inline(always)]
-fn tight_tabled(size_bytes: usize) -> usize {
-    TIGHT[size_bytes.div_ceil(TINY_ALIGN)] as usize
+    #[inline(always)]
+    fn tabled(&self, size_bytes: usize) -> usize {
+        self.0[size_bytes.div_ceil(UNIT)] as usize
+    }
 }
 
 #[inline(always)]
@@ -75,8 +59,8 @@ pub(super) const fn is_tiny(class: usize) -> bool {
 /// Up to this size the class is looked up in a table, which is faster than computing it.
 const TABLED: usize = 8 << 10;
 
-/// The class of each multiple of [`ALIGN`] and the sizes below it.
-static TABLE: [u8; TABLED / ALIGN + 1] = {
+/// For those who need [`ALIGN`].
+pub(super) static ALIGNED: Lookup<ALIGN, { TABLED / ALIGN + 1 }> = Lookup({
     let mut table = [0; TABLED / ALIGN + 1];
     let mut index = 1;
     while index < table.len() {
@@ -84,19 +68,19 @@ static TABLE: [u8; TABLED / ALIGN + 1] = {
         index += 1;
     }
     table
-};
+});
 
-/// The same by multiples of [`TINY_ALIGN`], with the tiny classes: for [`tight`].
-static TIGHT: [u8; TABLED / TINY_ALIGN + 1] = {
+/// For those who need [`TINY_ALIGN`] at most: up to [`TINY_MAX`] bytes take a tiny block.
+pub(super) static TIGHT: Lookup<TINY_ALIGN, { TABLED / TINY_ALIGN + 1 }> = Lookup({
     let mut table = [TINY as u8; TABLED / TINY_ALIGN + 1];
     let mut index = 1;
     while index < table.len() {
         let is_tiny = index <= TINY_MAX / TINY_ALIGN;
-        table[index] = if is_tiny { (TINY + index - 1) as u8 } else { TABLE[index.div_ceil(ALIGN / TINY_ALIGN)] };
+        table[index] = if is_tiny { (TINY + index - 1) as u8 } else { ALIGNED.0[index.div_ceil(ALIGN / TINY_ALIGN)] };
         index += 1;
     }
     table
-};
+});
 
 /// The class of a size above 512.
 #[inline]
@@ -167,8 +151,8 @@ pub(super) const fn index_by(divisor: u64, offset_bytes: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::{
-        ALIGN, COUNT, MAX, PAGE, TINY, TINY_ALIGN, TINY_MAX, bytes, divisor, find, find_tight, index_by, is_joined,
-        is_tiny, of, span_blocks, span_pages, tight,
+        ALIGN, ALIGNED, COUNT, MAX, PAGE, TIGHT, TINY, TINY_ALIGN, TINY_MAX, bytes, divisor, index_by, is_joined,
+        is_tiny, span_blocks, span_pages,
     };
 
     fn sizes() -> impl Iterator<Item = usize> {
@@ -179,13 +163,13 @@ mod tests {
     #[test]
     fn every_size_gets_the_smallest_class_that_holds_it() {
         for size in sizes() {
-            let class = of(size);
+            let class = ALIGNED.of(size);
             assert!(!is_tiny(class), "{size}");
             assert!(bytes(class) >= size, "{size} in a class of {}", bytes(class));
             assert!(class == 0 || bytes(class - 1) < size, "{size} fits class {} too", class - 1);
-            assert_eq!(find(size), Some(class));
+            assert_eq!(ALIGNED.find(size), Some(class));
         }
-        assert_eq!((of(0), of(MAX), find(MAX + 1)), (0, TINY - 1, None));
+        assert_eq!((ALIGNED.of(0), ALIGNED.of(MAX), ALIGNED.find(MAX + 1)), (0, TINY - 1, None));
         assert_eq!(bytes(TINY - 1), MAX);
     }
 
@@ -193,10 +177,10 @@ mod tests {
     fn who_needs_16_bytes_gets_the_smallest_of_all_classes() {
         for size in sizes() {
             let smallest = (0..COUNT).filter(|&class| bytes(class) >= size).min_by_key(|&class| bytes(class));
-            assert_eq!(Some(tight(size)), smallest, "{size}");
-            assert_eq!((find_tight(size), is_tiny(tight(size))), (smallest, size <= TINY_MAX), "{size}");
+            assert_eq!(Some(TIGHT.of(size)), smallest, "{size}");
+            assert_eq!((TIGHT.find(size), is_tiny(TIGHT.of(size))), (smallest, size <= TINY_MAX), "{size}");
         }
-        assert_eq!(find_tight(MAX + 1), None);
+        assert_eq!(TIGHT.find(MAX + 1), None);
     }
 
     #[test]

@@ -76,13 +76,13 @@ impl Kept {
     /// A block that this thread keeps, aligned to 64; `None` if it has none of the class, or last used another pool.
     #[inline(always)]
     pub(crate) fn take(self, size_bytes: usize) -> Option<NonNull<u8>> {
-        local::take_latest(self.serial, classes::find(size_bytes)?)
+        local::take_latest(self.serial, classes::ALIGNED.find(size_bytes)?)
     }
 
     /// [`take`](Self::take) for those who need an alignment of 16 at most.
     #[inline(always)]
     pub(crate) fn take_tight(self, size_bytes: usize) -> Option<NonNull<u8>> {
-        local::take_latest(self.serial, classes::find_tight(size_bytes)?)
+        local::take_latest(self.serial, classes::TIGHT.find(size_bytes)?)
     }
 
     /// [`take_tight`](Self::take_tight) where this thread keeps none: a tiny block from the central free list; `None`
@@ -105,7 +105,7 @@ impl Kept {
     /// `over`, for [`give_back`](Self::give_back) once no lock of the caller's stands any more.
     #[inline(always)]
     pub(crate) fn take_sized(self, size_bytes: usize, over: &mut Over) -> Option<NonNull<u8>> {
-        let class = classes::find_tight(size_bytes)?;
+        let class = classes::TIGHT.find(size_bytes)?;
         let block = local::take_latest(self.serial, class)?;
         // SAFETY: the block was just taken, so its region is in the map.
         let region = unsafe { region::find(block.addr().get()) };

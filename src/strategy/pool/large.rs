@@ -14,11 +14,13 @@ mod joined;
 mod latest;
 mod refused;
 mod resize;
+mod store;
 #[cfg(test)]
 mod told;
 
 use given::Given;
 pub(super) use resize::LEFT_FROM;
+use store::{RECENT, Recent, Store};
 
 use super::classes;
 use super::clock::now;
@@ -34,9 +36,6 @@ use crate::sync::{ForkLock, Locked};
 use crate::unattributed::unattributed;
 use std::ptr::NonNull;
 use std::time::Duration;
-
-/// The number of blocks that are kept as they came back.
-const RECENT: usize = 8;
 
 /// The most pages that the decay thread returns to the system before it lets go of the lock for a moment.
 const AT_A_TIME: usize = (8 << 20) / PAGE;
@@ -57,23 +56,6 @@ pub(super) struct Large {
     retention: Retention,
 }
 
-#[derive(Debug)]
-struct Store {
-    /// The latest last. To the extents their pages are in use, neither free nor dirty.
-    recent: Vec<Recent>,
-    recent_bytes: usize,
-    extents: Extents,
-    growing: Growing,
-    live_bytes: usize,
-    demand: Demand,
-    /// The bytes that could not be returned the last time: free runs smaller than the grain.
-    holes_bytes: usize,
-    /// When the present moment ends, and old memory is looked for again.
-    look_again: Duration,
-    /// The pool's [`Retention::warm_bytes`], once it was asked for.
-    warm_bytes: Option<usize>,
-}
-
 /// How a block is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Taking {
@@ -82,17 +64,6 @@ pub(super) enum Taking {
     /// It grew, and is to grow further where it will lie.
     ToGrow,
 }
-
-/// A block that came back and is kept as it is.
-#[derive(Debug)]
-struct Recent {
-    block: NonNull<u8>,
-    run: Run,
-    since: Duration,
-}
-
-// SAFETY: the pool alone owns the block and reaches it under its lock.
-unsafe impl Send for Recent {}
 
 impl Large {
     /// Large blocks that are multiples of `grain_pages`.
@@ -279,84 +250,6 @@ fn run_of(block: NonNull<u8>) -> Run {
     // SAFETY: the callers pass a live block of a pool, so its region is in the map.
     let record = unsafe { region::find(address) };
     Run { first: address / PAGE, pages: record.large_pages_at(address) }
-}
-
-impl Store {
-    /// Takes a block back.
-    fn put(&mut self, block: NonNull<u8>, run: Run, now: Duration) {
-        self.recent.push(Recent { block, run, since: now });
-        self.recent_bytes += run.bytes();
-        let before_bytes = self.live_bytes;
-        self.live_bytes -= run.bytes();
-        self.demand.fall(before_bytes, self.live_bytes, now);
-        if self.recent.len() > RECENT {
-            self.join_recent();
-        }
-    }
-
-    /// Begins another moment if the present one, an eighth of `decay`, is over.
-    fn turn(&mut self, now: Duration, decay: Duration) {
-        if now >= self.look_again {
-            let moment = decay / 8;
-            self.demand.next_moment(now.saturating_sub(self.look_again) >= moment);
-            self.look_again = now.saturating_add(moment);
-        }
-    }
-
-    fn lend(&mut self, run: Run) {
-        self.live_bytes += run.bytes();
-        self.demand.rise();
-    }
-
-    /// Returns memory to the system, if more is kept than `max_bytes`, or than the next peak is expected to need and
-    /// some slack.
-    fn keep_within<P: Pages + ?Sized>(&mut self, source: &P, max_bytes: usize) {
-        let expected = self.demand.bytes();
-        let wanted = expected.saturating_sub(self.live_bytes);
-        let slack = self.demand.slack_bytes(expected);
-        let kept = self.recent_bytes + self.extents.dirty_bytes();
-        self.holes_bytes = self.holes_bytes.min(kept);
-        if kept > max_bytes.min(wanted.saturating_add(slack)).max(self.holes_bytes) {
-            self.join_recent();
-            let left = wanted.min(max_bytes.saturating_sub(slack.min(max_bytes / 4)));
-            self.extents.purge_down_to(source, left);
-            let dirty = self.extents.dirty_bytes();
-            self.holes_bytes = if dirty > left { dirty } else { 0 };
-        }
-    }
-
-    /// Takes the latest of the recent blocks that is large enough and at most an eighth too large.
-    fn take_recent(&mut self, pages: usize) -> Option<Recent> {
-        let fits = |Recent { run, .. }: &Recent| run.pages >= pages && run.pages - pages <= pages / 8;
-        // A loop over one size finds the last one, for which nothing has to be moved.
-        let found = match self.recent.pop_if(|last| fits(last)) {
-            Some(last) => last,
-            None => self.recent.remove(self.recent.iter().rposition(fits)?),
-        };
-        self.recent_bytes -= found.run.bytes();
-        Some(found)
-    }
-
-    /// Takes a run of exactly `pages`.
-    fn take<P: Pages + ?Sized>(&mut self, source: &P, pages: usize) -> Option<Run> {
-        self.join_recent();
-        if let Some(run) = self.extents.take(pages) {
-            return Some(run);
-        }
-        if self.extents.grow(source, pages) { self.extents.take(pages) } else { None }
-    }
-
-    fn join_recent(&mut self) {
-        for Recent { run, since, .. } in self.recent.drain(..) {
-            self.extents.give(run, since);
-        }
-        self.recent_bytes = 0;
-    }
-
-    fn trim<P: Pages + ?Sized>(&mut self, source: &P) -> usize {
-        self.join_recent();
-        self.extents.purge(source, Duration::MAX, Grain::Page)
-    }
 }
 
 #[cfg(test)]

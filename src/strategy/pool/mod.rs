@@ -226,9 +226,20 @@ impl<P: Pages> Pool<P> {
         }
     }
 
+    /// A block of `class`, or a large one where there is none.
     #[inline]
-    fn allocate_small(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-        self.allocate_of(classes::of(size_bytes))
+    fn make(&self, class: Option<usize>, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
+        let Some(class) = class else {
+            let taking = if zeroed { Taking::Zeroed } else { Taking::AsItIs };
+            return self.inner.allocate_large(size_bytes, taking);
+        };
+        let block = self.allocate_of(class)?;
+        if !zeroed {
+            return Some(block);
+        }
+        // SAFETY: the block was just made with at least `size_bytes` bytes of the heap's source, and nobody else has
+        // it.
+        unsafe { cleared(self, &self.inner.heap.source, block, size_bytes) }
     }
 
     #[inline]
@@ -250,20 +261,11 @@ unsafe impl<P: Pages> Strategy for Pool<P> {
 
     #[inline]
     fn allocate(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-        if size_bytes <= classes::MAX {
-            return self.allocate_small(size_bytes);
-        }
-        self.inner.allocate_large(size_bytes, Taking::AsItIs)
+        self.make(classes::ALIGNED.find(size_bytes), size_bytes, false)
     }
 
     fn allocate_zeroed(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-        if size_bytes > classes::MAX {
-            return self.inner.allocate_large(size_bytes, Taking::Zeroed);
-        }
-        let block = self.allocate_small(size_bytes)?;
-        // SAFETY: the block was just made with at least `size_bytes` bytes of the heap's source, and nobody else has
-        // it.
-        unsafe { cleared(self, &self.inner.heap.source, block, size_bytes) }
+        self.make(classes::ALIGNED.find(size_bytes), size_bytes, true)
     }
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {

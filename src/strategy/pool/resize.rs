@@ -29,7 +29,7 @@ pub(in crate::strategy) unsafe fn stays(block: NonNull<u8>, new_size_bytes: usiz
 /// A tiny block stays however small it becomes: to move it would save less than a cache line.
 fn stays_small(room_bytes: usize, new_size_bytes: usize) -> bool {
     new_size_bytes <= room_bytes
-        && (room_bytes <= classes::TINY_MAX || classes::bytes(classes::of(new_size_bytes)) == room_bytes)
+        && (room_bytes <= classes::TINY_MAX || classes::bytes(classes::ALIGNED.of(new_size_bytes)) == room_bytes)
 }
 
 /// Resizes a block in place: if its size class stays the same, or if it is large, and what it grows by is free behind

@@ -2,9 +2,8 @@
 //!
 //! The note of the size is in the region's record (`region`), not in the block, so it costs the block nothing.
 
-use super::large::Taking;
 use super::region;
-use super::resize::{Unfinished, cleared, moved_to};
+use super::resize::{Unfinished, moved_to};
 use super::{Pool, classes};
 use crate::source::Pages;
 use crate::strategy::Strategy;
@@ -41,27 +40,17 @@ impl<P: Pages> Pool<P> {
     /// tiny block, which is aligned to 16. It may be released like any other block of the pool.
     #[inline]
     pub(crate) fn allocate_sized(&self, size_bytes: usize, zeroed: bool) -> Option<NonNull<u8>> {
-        if size_bytes > classes::MAX {
-            let taking = if zeroed { Taking::Zeroed } else { Taking::AsItIs };
-            return self.noted(self.inner.allocate_large(size_bytes, taking)?, size_bytes);
-        }
-        let mut block = self.allocate_tight(size_bytes)?;
-        if zeroed {
-            // SAFETY: the block was just made with at least `size_bytes` bytes of the heap's source, and nobody else
-            // has it.
-            block = unsafe { cleared(self, &self.inner.heap.source, block, size_bytes) }?;
-        }
-        self.noted(block, size_bytes)
+        let class = classes::TIGHT.find(size_bytes);
+        self.noted(self.make(class, size_bytes, zeroed)?, class, size_bytes)
     }
 
-    /// A new block, of the class that is [tight](classes::tight) if it is small, with a note of its requested size.
-    /// Without memory for that it is released.
+    /// A new block, of this class or large, with a note of its requested size. Without memory for that it is released.
     #[inline]
-    fn noted(&self, block: NonNull<u8>, size_bytes: usize) -> Option<NonNull<u8>> {
+    fn noted(&self, block: NonNull<u8>, class: Option<usize>, size_bytes: usize) -> Option<NonNull<u8>> {
         let address = block.addr().get();
         // SAFETY: the block was just made, so its region is in the map.
         let region = unsafe { region::find(address) };
-        let is_noted = match classes::find_tight(size_bytes) {
+        let is_noted = match class {
             Some(class) => region.note_small(address, class, size_bytes),
             None => region.note_requested(address, size_bytes),
         };
@@ -110,7 +99,7 @@ impl<P: Pages> Pool<P> {
         let old_size_bytes = unsafe { Pool::requested_bytes(block) };
         let grows = new_size_bytes > old_size_bytes && new_size_bytes > classes::MAX;
         let moved = if grows {
-            self.allocate_to_grow(new_size_bytes).and_then(|block| self.noted(block, new_size_bytes))
+            self.allocate_to_grow(new_size_bytes).and_then(|block| self.noted(block, None, new_size_bytes))
         } else {
             self.allocate_sized(new_size_bytes, false)
         }?;

@@ -2,17 +2,16 @@
 
 use super::{Pool, classes};
 use crate::source::Pages;
-use crate::strategy::Strategy;
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
 impl<P: Pages> Pool<P> {
-    /// [`allocate`](Strategy::allocate) of a block that is aligned to what `layout` wants. A block of up to 48 bytes
-    /// that needs an alignment of no more than 16 takes 16, 32 or 48 bytes, where `allocate` takes 64. `None` also for
-    /// an alignment above 64.
+    /// [`allocate`](super::Strategy::allocate) of a block that is aligned to what `layout` wants. A block of up to 48
+    /// bytes that needs an alignment of no more than 16 takes 16, 32 or 48 bytes, where `allocate` takes 64. `None`
+    /// also for an alignment above 64.
     ///
-    /// [`release`](Strategy::release) takes it back. [`resize`](Strategy::resize) keeps the alignment up to 16, or that
-    /// of 64 if the layout wanted more than 16.
+    /// [`release`](super::Strategy::release) takes it back. [`resize`](super::Strategy::resize) keeps the alignment up
+    /// to 16, or that of 64 if the layout wanted more than 16.
     ///
     /// ```
     /// use ctxalloc::strategy::{Pool, Strategy};
@@ -27,24 +26,28 @@ impl<P: Pages> Pool<P> {
     #[inline]
     #[must_use = "the block leaks"]
     pub fn allocate_layout(&self, layout: Layout) -> Option<NonNull<u8>> {
-        if layout.align() <= classes::TINY_ALIGN && layout.size() <= classes::MAX {
-            return self.allocate_tight(layout.size());
-        }
-        if layout.align() <= classes::ALIGN { self.allocate(layout.size()) } else { None }
+        let class = if layout.align() <= classes::TINY_ALIGN {
+            classes::TIGHT.find(layout.size())
+        } else if layout.align() <= classes::ALIGN {
+            classes::ALIGNED.find(layout.size())
+        } else {
+            return None;
+        };
+        self.make(class, layout.size(), false)
     }
 
-    /// A small block, aligned to 16 at least.
+    /// A block that is aligned to 16 at least.
     #[inline]
     pub(super) fn allocate_tight(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-        self.allocate_of(classes::tight(size_bytes))
+        self.make(classes::TIGHT.find(size_bytes), size_bytes, false)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::resize::room_bytes;
-    use super::{Pool, Strategy, classes};
-    use crate::strategy::conformance;
+    use super::{Pool, classes};
+    use crate::strategy::{Strategy, conformance};
     use proptest::prelude::*;
     use std::alloc::Layout;
     use std::collections::BTreeMap;

@@ -80,8 +80,8 @@ mod tests {
     #[test]
     fn what_came_back_serves_large_blocks() {
         let (large, source) = (Large::new(1, Retention::new(PoolOptions::default())), Told::default());
-        let class = classes::of(160 * KIB);
-        assert!(classes::is_joined(class) && !classes::is_joined(classes::of(128 * KIB)));
+        let class = classes::ALIGNED.of(160 * KIB);
+        assert!(classes::is_joined(class) && !classes::is_joined(classes::ALIGNED.of(128 * KIB)));
         let blocks: Vec<_> = (0..21).map(|_| large.allocate_of(&source, class).expect("memory")).collect();
         let class_of = |block: std::ptr::NonNull<u8>| {
             // SAFETY: a block of these, whose region is mapped until `close`.
@@ -107,7 +107,7 @@ mod tests {
     fn blocks_may_be_given_under_the_lock() {
         let (large, source) = (Large::new(1, Retention::new(PoolOptions::default())), Told::default());
         let blocks: Vec<_> =
-            (0..5).map(|_| large.allocate_of(&source, classes::of(200 * KIB)).expect("memory")).collect();
+            (0..5).map(|_| large.allocate_of(&source, classes::ALIGNED.of(200 * KIB)).expect("memory")).collect();
         large.store.with(|_| large.give(&blocks));
         assert_eq!((large.kept().in_use, large.kept().warm), (0, 5 * 4 * PAGE), "who comes next takes them");
         large.close(&source);

@@ -1,10 +1,15 @@
 //! Replays of recordings that are made here: their accounts are the recording's, on as many threads, and in order.
 #![allow(clippy::unwrap_used, reason = "a test that unwraps nothing has failed")]
 
+#[path = "support/child.rs"]
+mod child;
+#[cfg(not(miri))]
+#[path = "tune/measured.rs"]
+mod measured;
+
 use ctxalloc::recording::{Event, Recording, Sums, What};
-use ctxalloc::tune::{Choice, Plan, Replayed, replay, replay_routes, routes};
+use ctxalloc::tune::{Choice, Plan, Replayed, replay, routes};
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 const ALL: [&str; 6] = ["default", "pool", "arena", "hugepages", "aligned64", "tracked"];
 
@@ -12,19 +17,6 @@ fn sums(peak_bytes: u64, total_bytes: u64, blocks: u64, live_bytes: u64) -> Sums
     let mut sums = Sums::default();
     (sums.peak_bytes, sums.total_bytes, sums.blocks, sums.live_bytes) = (peak_bytes, total_bytes, blocks, live_bytes);
     sums
-}
-
-fn alone() -> MutexGuard<'static, ()> {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    ctxalloc::trim();
-    #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    #[allow(unsafe_code, reason = "what the C heap keeps of an earlier test would be found warm")]
-    // SAFETY: any thread may call it at any time.
-    unsafe {
-        libc::malloc_trim(0)
-    };
-    alone
 }
 
 /// Where a test writes a plan.
@@ -64,9 +56,7 @@ fn a_plan_that_was_written_is_replayed_as_it_was() {
     assert!(Plan::read("/no/such/plan").unwrap_err().to_string().contains("/no/such/plan"));
 }
 
-/// A replay at a time, each without what the one before left warm: what they take of the process is measured.
 fn replayed(plan: &Plan, name: &str) -> Replayed {
-    let _alone = alone();
     replay(plan, &Choice::named(name).unwrap()).unwrap()
 }
 
@@ -297,77 +287,6 @@ fn a_route_is_replayed_alone() {
 }
 
 #[test]
-fn routes_are_replayed_together_each_with_its_own_strategy() {
-    let mut script = Script::default();
-    for request in 1..=40 {
-        let is_outer = |name| What::Begin { name, handler: 0, parent: 0 };
-        script.on(0, 2 * request, is_outer(request as u32 % 2)).begin(0, 2 * request + 1, 2 * request);
-        script.make(0, 2 * request + 1, request, 1_000_000, false).free(0, 2 * request + 1, request);
-        let one = sums(1_000_000, 1_000_000, 1, 0);
-        script.end(0, 2 * request + 1, one).end(0, 2 * request, one);
-    }
-    let plan = Plan::new(&script.recording(), None, true).unwrap();
-    let choice = |name: &str| Choice::named(name).unwrap();
-    let of = |name: &str| HashMap::from([("GET /other".to_owned(), choice(name))]);
-    let faults = [of("pool"), of("guard"), HashMap::from([("no route".to_owned(), choice("guard"))])].map(|routes| {
-        // Tests beside this one fault too: the fewest are those of the replay.
-        (0..5)
-            .map(|_| {
-                let _alone = alone();
-                let found = replay_routes(&plan, &choice("pool"), &routes).unwrap();
-                assert_eq!(found.compared, 80);
-                found.faults
-            })
-            .min()
-            .unwrap()
-    });
-    // A pool has its pages back warm; a guard gives each block pages of its own, fresh ones: 245 for each of twenty.
-    // Inner requests are the route's.
-    assert!(faults[1] > faults[0] + 4000, "{faults:?}");
-    assert!(faults[2] < faults[0] + 4000, "{faults:?}");
-}
-
-#[test]
-fn touched_pages_are_in_memory_and_the_next_request_has_them_warm() {
-    let mut script = Script::default();
-    for request in 1..=8 {
-        script.begin(0, request, 0).make(0, request, request, 64 << 20, false).free(0, request, request);
-        script.end(0, request, sums(64 << 20, 64 << 20, 1, 0));
-    }
-    let plan = Plan::new(&script.recording(), None, true).unwrap();
-    let found = replayed(&plan, "pool");
-    // Once each page, or each huge page, not eight times; other tests' faults are in it too.
-    assert!(found.faults < 3 * 16_384, "{found:?}");
-    // Most of it: what other tests give back meanwhile is taken off.
-    if let Some(peak) = found.peak_resident_bytes {
-        assert!(peak > 40 << 20, "{found:?}");
-    }
-}
-
-#[test]
-fn what_was_alive_at_one_time_is_alive_at_one_time() {
-    // Larger than what glibc keeps of other tests' blocks, which would not be added.
-    const BYTES: u64 = 33 << 20;
-    let mut script = Script::default();
-    for request in 1..=6 {
-        script.begin(request as u32, request, 0);
-    }
-    for request in 1..=6 {
-        script.make(request as u32, request, request, BYTES, false);
-    }
-    for request in 1..=6 {
-        script.free(request as u32, request, request).end(request as u32, request, sums(BYTES, BYTES, 1, 0));
-    }
-    let plan = Plan::new(&script.recording(), None, false).unwrap();
-    for name in ["default", "pool"] {
-        let found = replayed(&plan, name);
-        if let Some(peak) = found.peak_resident_bytes {
-            assert!(peak > 5 * BYTES, "{name}: {found:?}");
-        }
-    }
-}
-
-#[test]
 fn what_the_step_that_ends_a_request_still_holds_has_not_escaped() {
     let mut script = Script::default();
     for request in 1..=2 {
@@ -446,24 +365,6 @@ fn a_thread_for_each(requests: u64, blocks: u64) -> Recording {
     script.recording()
 }
 
-/// Threads that came one after the other do so again: each takes what the one before has given up.
-#[test]
-fn a_thread_ends_before_those_begin_that_came_after_it() {
-    let requests = 3000;
-    let plan = Plan::new(&a_thread_for_each(requests, 2), None, false).unwrap();
-    assert_eq!((plan.facts().threads, plan.facts().threads_at_once), (requests as usize, 1));
-    assert_eq!(replayed(&plan, "arena").compared, requests);
-    let plan = Plan::new(&a_thread_for_each(100, 1000), None, false).unwrap();
-    // 246 pages for the blocks of a thread. If all had pages of their own it would be a hundred times as many.
-    for name in ["default", "pool"] {
-        let found = replayed(&plan, name);
-        // A thread's own stack and record take some.
-        assert!(found.faults < 10_000, "{name}: {found:?}");
-    }
-    let plan = Plan::new(&a_thread_for_each(100, 1000), None, true).unwrap();
-    assert_eq!((plan.facts().threads, plan.facts().threads_at_once), (1, 1));
-}
-
 /// Some overlap, and some begin when others have ended: there are never more than there were.
 #[test]
 fn threads_overlap_as_they_did() {
@@ -480,4 +381,14 @@ fn threads_overlap_as_they_did() {
     let plan = Plan::new(&script.recording(), None, false).unwrap();
     assert_eq!((plan.facts().threads, plan.facts().threads_at_once), (three as usize, 3));
     assert_eq!(replayed(&plan, "pool").compared, u64::from(three) - 2);
+}
+
+#[test]
+fn a_thread_ends_before_those_begin_that_came_after_it() {
+    let requests = 3000;
+    let plan = Plan::new(&a_thread_for_each(requests, 2), None, false).unwrap();
+    assert_eq!((plan.facts().threads, plan.facts().threads_at_once), (requests as usize, 1));
+    assert_eq!(replayed(&plan, "arena").compared, requests);
+    let plan = Plan::new(&a_thread_for_each(100, 1000), None, true).unwrap();
+    assert_eq!((plan.facts().threads, plan.facts().threads_at_once), (1, 1));
 }

@@ -286,7 +286,7 @@ static GET_FRAME: Imported = Imported::new("sys", "_getframe");
 /// place. Called in the middle of an allocation.
 fn set(raising: &Raising, thread: &mut Thread, state: u32) {
     if !raising.pends() {
-        thread.raising = REFUSES;
+        thread.refuse_its_own();
         return;
     }
     SAME_STEP.set(0);
@@ -339,10 +339,14 @@ fn told(py: Python<'_>) -> c_int {
     };
     become_(TELLING);
     let (is_raised, state) = tell_of(py, raising, &request);
-    become_(state);
-    if matches!(state, OWED | REFUSES) {
-        own(Thread::look_again); // its own code may go on meanwhile
-    }
+    own(|thread| match state {
+        REFUSES => thread.refuse_its_own(),
+        OWED => {
+            thread.raising = OWED;
+            thread.look_again(); // its own code may go on meanwhile
+        }
+        _ => thread.raising = state,
+    });
     if is_raised { -1 } else { 0 }
 }
 

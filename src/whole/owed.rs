@@ -82,7 +82,7 @@ impl Decider {
         thread.raising = NOT_RAISING;
         let Some(handler) = selected.filter(|&handler| is_untold(handler)) else { return };
         if thread.refused_in != 0 && !(self.binding.is_raising)() && thread.refused_in == self.called_by_loop() {
-            thread.raising = REFUSES;
+            thread.refuse_its_own();
         } else {
             tell_by_null(handler);
         }
@@ -98,11 +98,7 @@ impl Decider {
         (self.binding.overdrawn)(thread, payer, is_small);
         let is_told = || handler_of(thread.account).is_some() && (self.binding.tells_soon)();
         if matches!(thread.raising, NOT_RAISING | RAISED | REFUSES) && !is_told() {
-            if thread.raising != REFUSES {
-                thread.refused_in = 0;
-            }
-            thread.raising = REFUSES;
-            thread.look_soon();
+            thread.refuse_its_own();
         }
         Self::look_soon_if_owed(thread);
     }

@@ -46,7 +46,7 @@ pub(crate) struct Thread {
     /// The next block of so many bytes is refused; 0: none.
     pub(super) refusing: u64,
     /// In [`REFUSED_ONE`]: which function the loop had called where it was refused. In [`REFUSES`]: how much was looked
-    /// at since, or more than ever is.
+    /// at since.
     pub(super) refused_in: u64,
     /// Where [`is_paused`](crate::unattributed::is_paused) and [`is_forking`](crate::sync::is_forking) find their
     /// answers on this thread; NULL until they were asked for. Those functions call the loader each time.
@@ -105,6 +105,15 @@ impl Thread {
     pub(super) fn refuse_next(&mut self, size_bytes: usize) -> i64 {
         self.refusing = size_bytes as u64;
         std::mem::replace(&mut self.left, -1)
+    }
+
+    /// From now on the small block is refused that its own code asks for. Each that comes next is looked at, at first.
+    pub(crate) fn refuse_its_own(&mut self) {
+        if self.raising != REFUSES {
+            self.refused_in = 0;
+        }
+        self.raising = REFUSES;
+        self.look_soon();
     }
 
     /// See [`refuse_next`](Self::refuse_next).

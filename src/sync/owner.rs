@@ -70,20 +70,6 @@ fn thread_of(owner: *mut Thread) -> Option<&'static Thread> {
     Some(unsafe { &*unmarked(owner) })
 }
 
-/// The same where nobody takes the lock away.
-#[inline(always)]
-#[allow(unsafe_code, reason = "records that are never freed")]
-fn unmarked_thread_of(owner: *mut Thread) -> Option<&'static Thread> {
-    if owner.addr() & (NO_THREAD | REVOKING) != 0 {
-        return None;
-    }
-    // SAFETY: as in `thread_of`. (That it is not NULL, the compiler does not see by itself.)
-    unsafe {
-        std::hint::assert_unchecked(!owner.is_null());
-        Some(&*owner)
-    }
-}
-
 impl OwnerLock {
     pub(crate) fn new() -> Self {
         Self { owner: AtomicPtr::new(NOBODY), spin: AtomicU32::new(0) }
@@ -128,7 +114,7 @@ impl OwnerLock {
     #[inline(always)]
     fn owner_if_this_thread(&self) -> Option<&'static Thread> {
         // Acquire: another thread may have made the record just now.
-        let owner = unmarked_thread_of(self.owner.load(Ordering::Acquire))?;
+        let owner = thread_of(self.owner.load(Ordering::Acquire))?;
         if !owner.is_this_thread() {
             return None; // no `filter`, of which the compiler makes more
         }
@@ -181,7 +167,7 @@ impl OwnerLock {
     pub(crate) fn inherit(&self) -> bool {
         // Acquire: another thread may have made the record just now.
         let owner = self.owner.load(Ordering::Acquire);
-        unmarked_thread_of(owner).is_some_and(Thread::has_ended)
+        thread_of(owner).is_some_and(Thread::has_ended)
             && Thread::own().is_some_and(|own| self.inherit_from(owner, own))
     }
 

@@ -259,7 +259,7 @@ fn shared(parent: Option<&Budget>) -> Budget {
 type Alone = (&'static str, fn(usize));
 
 /// For callgrind: which allocator runs the mixed shape on this thread, by its word.
-const ALONE: [Alone; 11] = [
+const ALONE: [Alone; 15] = [
     ("mimalloc", |rounds| (0..rounds).for_each(|_| Mixed.run(&Mimalloc))),
     ("pool", |rounds| (0..rounds).for_each(|_| Mixed.run(&ByStrategy))),
     ("context", |rounds| (0..rounds).for_each(|_| Mixed.run(&in_handler("pool")))),
@@ -286,6 +286,30 @@ const ALONE: [Alone; 11] = [
         thread::scope(|scope| {
             (0..2).for_each(|_| drop(scope.spawn(|| (0..rounds).for_each(|_| Mixed.run(&allocator)))));
         });
+    }),
+    ("together-strings", |rounds| {
+        let request = request().begin().expect("memory");
+        let allocator = request.run(ContextAlloc::new);
+        thread::scope(|scope| {
+            (0..2).for_each(|_| drop(scope.spawn(|| (0..rounds).for_each(|_| Strings.run(&allocator)))));
+        });
+    }),
+    ("strings-threads", |rounds| {
+        let request = request().begin().expect("memory");
+        let allocator = request.run(ContextAlloc::new);
+        Strings.run(&allocator); // this thread owns it
+        thread::scope(|scope| drop(scope.spawn(|| Strings.run(&allocator)))); // both share it from now on
+        (0..rounds).for_each(|_| Strings.run(&allocator));
+    }),
+    ("strings-alone", |rounds| {
+        let request = request().begin().expect("memory");
+        let allocator = request.run(ContextAlloc::new);
+        (0..rounds).for_each(|_| Strings.run(&allocator));
+    }),
+    ("strings-in-turns", |rounds| {
+        let request = request().begin().expect("memory");
+        let allocator = request.run(ContextAlloc::new);
+        (0..rounds / 10).for_each(|_| on_threads(Strings, 2, 10, allocator.clone())());
     }),
     // The same with two new threads for each ten rounds.
     ("in-turns", |rounds| {

@@ -24,6 +24,8 @@ pub(super) struct Thread {
     /// - cleared: at the thread's end, when no section of it is under way; or in a child of `fork` that lacks the
     ///   thread.
     taken: AtomicBool,
+    /// How many records were made before this one.
+    number: usize,
     /// The record that was made before this one. Written before this one is published.
     next: *const Thread,
 }
@@ -85,8 +87,10 @@ fn threads() -> impl Iterator<Item = &'static Thread> {
 impl Thread {
     /// A record that somebody has.
     pub(super) fn leak(next: *const Self) -> &'static mut Self {
+        static MADE: AtomicUsize = AtomicUsize::new(0);
         let (section, name) = (AtomicU32::new(OUTSIDE), AtomicUsize::new(0));
-        Box::leak(Box::new(Self { section, name, taken: AtomicBool::new(true), next }))
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        Box::leak(Box::new(Self { section, name, taken: AtomicBool::new(true), number, next }))
     }
 
     /// This thread's record; none while the thread ends.
@@ -196,12 +200,11 @@ fn name_of_this_thread() -> usize {
     0
 }
 
-/// A number below `places` that is this thread's, and perhaps others' too; `None` where no thread owns a lock anyway.
+/// A number that no other thread has that lives, and mostly a small one: that of its record, which it has of a thread
+/// that has ended if there is one. `None` before its first section, and where no thread owns a lock anyway.
 #[inline]
-pub(crate) fn place_of_this_thread(places: usize) -> Option<usize> {
-    // Control blocks lie at the same offset of pages: the multiplication spreads what tells them apart.
-    let spread = (name_of_this_thread() as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-    HAVE_NAMES.then_some(spread as usize % places)
+pub(crate) fn number_of_this_thread() -> Option<usize> {
+    thread_at(THREAD.get()).filter(|_| HAVE_NAMES).map(|thread| thread.number)
 }
 
 /// Hooks in, so that a child of `fork` waits for no section of a thread that it does not have. Racers may each do so.

@@ -9,7 +9,7 @@
 use super::few::Few;
 use super::lent::Credit;
 use super::{Account, Kind, OwnerLock, RELAXED};
-use crate::sync::{Once, Section, place_of_this_thread};
+use crate::sync::{Once, Section, number_of_this_thread};
 use crate::unattributed::unattributed;
 use std::array;
 use std::sync::Arc;
@@ -23,7 +23,8 @@ const LOOKS: usize = 8;
 /// What a tab's numbers begin with: no request has so much of anything.
 const MIDDLE: usize = 1 << (usize::BITS - 2);
 
-/// The tabs of one request, at places that depend on the thread.
+/// The tabs of one request, at places that depend on the thread's record: who has that of an ended thread finds that
+/// one's tab in its own place, and is its owner already.
 #[derive(Debug)]
 pub(super) struct Tabs(Once<[Once<Arc<Account>>; MAX_TABS]>);
 
@@ -52,7 +53,7 @@ impl Tabs {
     #[inline(always)]
     pub(super) fn enter(&self) -> Option<(&Account, Section)> {
         let places = self.0.get()?;
-        let first: &Account = places[place_of_this_thread(MAX_TABS)?].get()?;
+        let first: &Account = places[number_of_this_thread()? % MAX_TABS].get()?;
         match first.lock.enter_owned() {
             Some(section) => Some((first, section)),
             None => self.enter_another(),
@@ -75,7 +76,7 @@ impl Tabs {
     #[inline]
     fn places(&self) -> Option<impl Iterator<Item = &Once<Arc<Account>>>> {
         let places = self.0.get()?; // most requests have none
-        let first = place_of_this_thread(MAX_TABS)?;
+        let first = number_of_this_thread()?;
         Some((first..first + LOOKS).map(|place| &places[place % MAX_TABS]))
     }
 

@@ -26,7 +26,7 @@ pub(crate) use locked::Holding;
 )]
 pub(crate) use made::{Made, Once};
 pub(crate) use owner::{AsOwnerLock, Owned, OwnerLock, enter_all_owned, wait_for_brief_sections, with_all};
-pub(crate) use threads::{Section, number_of_this_thread};
+pub(crate) use threads::{Here, Section};
 
 #[cfg(ctxalloc_loom)]
 pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};

@@ -21,7 +21,7 @@
 
 use super::locked::{Behind, Lock};
 use super::membarrier;
-use super::threads::{Section, Thread, births};
+use super::threads::{Here, Section, Thread, births};
 use super::{AtomicPtr, AtomicU32, Ordering, SOON, yield_now};
 use std::ptr::{null_mut, without_provenance_mut};
 
@@ -95,6 +95,13 @@ impl OwnerLock {
         let thread = self.owner_if_this_thread()?;
         let section = Section::begin_brief(thread);
         self.is_owned_by(thread).then_some(section)
+    }
+
+    /// [`enter_owned`](Self::enter_owned) for who knows which thread this is.
+    #[inline(always)]
+    pub(crate) fn enter_owned_by(&self, here: Here) -> Option<Section> {
+        let section = Section::begin_brief(here.thread());
+        self.is_owned_by(here.thread()).then_some(section)
     }
 
     /// Whether this thread owns the lock, where that can be known without a thread-local. In a section it stays so.

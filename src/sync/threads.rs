@@ -200,11 +200,28 @@ fn name_of_this_thread() -> usize {
     0
 }
 
-/// A number that no other thread has that lives, and mostly a small one: that of its record, which it has of a thread
-/// that has ended if there is one. `None` before its first section, and where no thread owns a lock anyway.
-#[inline]
-pub(crate) fn number_of_this_thread() -> Option<usize> {
-    thread_at(THREAD.get()).filter(|_| HAVE_NAMES).map(|thread| thread.number)
+/// The running thread.
+#[derive(Clone, Copy)]
+pub(crate) struct Here(&'static Thread);
+
+impl Here {
+    /// `None` before its first section, and where no thread owns a lock anyway.
+    #[inline(always)]
+    pub(crate) fn now() -> Option<Self> {
+        thread_at(THREAD.get()).filter(|_| HAVE_NAMES).map(Self)
+    }
+
+    /// A number that no other thread has that lives, and mostly a small one: that of its record, which it has of a
+    /// thread that has ended if there is one.
+    #[inline(always)]
+    pub(crate) fn number(self) -> usize {
+        self.0.number
+    }
+
+    #[inline(always)]
+    pub(super) fn thread(self) -> &'static Thread {
+        self.0
+    }
 }
 
 /// Hooks in, so that a child of `fork` waits for no section of a thread that it does not have. Racers may each do so.

@@ -4,7 +4,7 @@
 use super::super::trampoline::AtHand;
 use super::slot::Slot;
 use super::state::{AfterEnd, Memory};
-use crate::strategy::account::{Chain, UNCOUNTED};
+use crate::strategy::account::{Account, Chain, UNCOUNTED};
 use crate::strategy::{Kept, Over, Small};
 use crate::sync::Section;
 use std::ptr::NonNull;
@@ -25,9 +25,24 @@ impl Slot {
         let state = self.state();
         let kept = state.kept?;
         let account = &**state.chain.own();
-        let Some(section) = account.begin_charge(size_bytes) else {
+        let Some(section) = account.begin_charge(size_bytes) else { return self.allocate_on_tab(size_bytes) };
+        self.allocate_in(kept, account, section, size_bytes)
+    }
+
+    /// The same where several threads use the request.
+    #[inline(never)]
+    fn allocate_on_tab(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        let state = self.state();
+        let kept = state.kept?;
+        let Some((tab, section)) = state.chain.begin_charge_on_tab(size_bytes) else {
             return self.allocate_elsewhere(size_bytes);
         };
+        self.allocate_in(kept, tab, section, size_bytes)
+    }
+
+    /// Where a charge to `account` alone was begun.
+    #[inline(always)]
+    fn allocate_in(&self, kept: Kept, account: &Account, section: Section, size_bytes: usize) -> Option<NonNull<u8>> {
         let mut over = Over::default();
         let Some(block) = kept.take_sized(size_bytes, &mut over) else {
             drop(section); // before others may be called
@@ -45,13 +60,14 @@ impl Slot {
         None
     }
 
+    /// Where one account is not enough.
     #[inline(never)]
     fn allocate_elsewhere(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         let state = self.state();
         let kept = state.kept?;
         let mut over = Over::default();
         let take = || kept.take_sized(size_bytes, &mut over);
-        let block = state.chain.charge_small_elsewhere(size_bytes, take, || self.hold_again());
+        let block = state.chain.charge_small_to_all(size_bytes, take, || self.hold_again());
         kept.give_back(over);
         block
     }
@@ -80,14 +96,31 @@ impl Slot {
         }
         let Some(is_last) = state.chain.own().give_small_back(size_bytes) else {
             // SAFETY: a live block of this slot with this record and size, which the caller gives up.
-            return unsafe { self.release_elsewhere(small, block, size_bytes) };
+            return unsafe { self.release_on_tab(small, block, size_bytes) };
         };
         // SAFETY: a live block of the pool with this record, which the caller gives up.
         let over = unsafe { kept.try_keep(small, block) };
         if over.is_none() && !is_last { true } else { self.finish_release(kept, over, is_last) }
     }
 
-    /// Where the own account alone would not do.
+    /// Where several threads use the request.
+    ///
+    /// # Safety
+    /// - as for [`release_small`](Self::release_small), with the block's record and size.
+    #[inline(never)]
+    unsafe fn release_on_tab(&self, small: Small, block: NonNull<u8>, size_bytes: usize) -> bool {
+        let state = self.state();
+        let Some(kept) = state.kept else { return false };
+        if state.chain.give_small_back_on_tab(size_bytes).is_none() {
+            // SAFETY: this function's contract.
+            return unsafe { self.release_elsewhere(small, block, size_bytes) };
+        }
+        // SAFETY: a live block of the pool with this record, which the caller gives up.
+        let over = unsafe { kept.try_keep(small, block) };
+        if over.is_none() { true } else { self.finish_release(kept, over, false) } // on a tab no block is the last one
+    }
+
+    /// Where one account is not enough.
     ///
     /// # Safety
     /// - as for [`release_small`](Self::release_small), with the block's record and size.

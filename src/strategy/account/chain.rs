@@ -374,17 +374,22 @@ impl Chain {
     pub(crate) fn add_uncounted(&self, first: impl FnOnce()) {
         match self.own.lock.enter_owned() {
             Some(_section) => self.add_own(first),
-            None => self.add_uncounted_elsewhere(first),
+            None => self.add_uncounted_on_tab(first),
         }
     }
 
     #[inline(never)]
-    fn add_uncounted_elsewhere(&self, first: impl FnOnce()) {
-        if let Some((tab, _section)) = self.tabs.enter_on_credit() {
-            tab.add_one();
-        } else {
-            self.own.lock.with(|| self.add_own(first));
+    fn add_uncounted_on_tab(&self, first: impl FnOnce()) {
+        match self.tabs.enter() {
+            Some((tab, _section)) => _ = tab.add_one(), // which is never its first: a tab's numbers begin in the middle
+            None => self.add_uncounted_elsewhere(first),
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn add_uncounted_elsewhere(&self, first: impl FnOnce()) {
+        self.own.lock.with(|| self.add_own(first));
     }
 
     #[inline]
@@ -426,15 +431,21 @@ impl Chain {
     pub(crate) fn remove_uncounted(&self) -> bool {
         match self.own.lock.enter_owned() {
             Some(_section) => self.own.remove_own(), // made without a tab: only a lock that is shared has some
-            None => self.remove_uncounted_elsewhere(),
+            None => self.remove_uncounted_on_tab(),
         }
     }
 
     #[inline(never)]
-    fn remove_uncounted_elsewhere(&self) -> bool {
-        if let Some((tab, _section)) = self.tabs.enter_on_credit() {
-            return tab.remove_own(); // which is never the last one: a tab's numbers begin in the middle
+    fn remove_uncounted_on_tab(&self) -> bool {
+        match self.tabs.enter() {
+            Some((tab, _section)) => tab.remove_own(), // which is never its last
+            None => self.remove_uncounted_elsewhere(),
         }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn remove_uncounted_elsewhere(&self) -> bool {
         self.own.lock.with(|| self.remove_own())
     }
 

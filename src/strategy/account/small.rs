@@ -52,6 +52,21 @@ impl Account {
         is_within && self.pending_bytes.load(RELAXED) == 0 // it seldom has any: no sum is worth while
     }
 
+    #[inline(always)]
+    fn grow_in<R>(
+        &self,
+        _section: &Section,
+        bytes: usize,
+        blocks: usize,
+        make: impl FnOnce() -> Option<R>,
+        last: impl FnOnce(&Self),
+    ) -> Option<R> {
+        let made = make()?;
+        self.take_small(bytes, blocks);
+        last(self);
+        Some(made)
+    }
+
     /// Charges the block for which `_section` was begun. Whether it is the only one of a request that has ended.
     #[inline(always)]
     pub(crate) fn charged(&self, bytes: usize, _section: &Section) -> bool {
@@ -83,8 +98,15 @@ impl Chain {
         self.covers.is_none()
     }
 
-    /// Charges the block that `make` makes, if this thread owns all accounts and each has room; `None` if not, or where
-    /// `make` has none: then nothing has changed. `make` is short and takes none of these locks. `first` is called
+    /// [`Account::begin_charge`] for this thread's tab.
+    #[inline(always)]
+    pub(crate) fn begin_charge_on_tab(&self, bytes: usize) -> Option<(&Account, Section)> {
+        let (tab, section) = self.tabs.enter()?;
+        if tab.has_credit_for(bytes) { Some((tab, section)) } else { None }
+    }
+
+    /// Charges the block that `make` makes, if this thread has an account to itself that has room; `None` if not, or
+    /// where `make` has none: then nothing has changed. `make` is short and takes none of these locks. `first` is called
     /// under the lock if the request has ended and this is its only block.
     ///
     /// Only where [`is_plain`](Self::is_plain), as for all functions here.
@@ -95,62 +117,54 @@ impl Chain {
         make: impl FnOnce() -> Option<R>,
         first: impl FnOnce(),
     ) -> Option<R> {
-        self.grow_by(bytes, 1, make, || self.own.add_own(first))
+        self.grow_by(bytes, 1, make, |account| account.add_own(first))
     }
 
-    /// The same where [`Account::begin_charge`] has said no.
+    /// The same where neither account of this thread has room.
     #[inline(always)]
-    pub(crate) fn charge_small_elsewhere<R>(
+    pub(crate) fn charge_small_to_all<R>(
         &self,
         bytes: usize,
         make: impl FnOnce() -> Option<R>,
         first: impl FnOnce(),
     ) -> Option<R> {
-        self.grow_elsewhere(bytes, 1, make, || self.own.add_own(first))
+        self.grow_all_by(bytes, 1, make, |account| account.add_own(first))
     }
 
     /// [`charge_small`](Self::charge_small) for what a block grows by.
     #[inline]
     pub(crate) fn charge_growth<R>(&self, bytes: usize, make: impl FnOnce() -> Option<R>) -> Option<R> {
-        self.grow_by(bytes, 0, make, || ())
+        self.grow_by(bytes, 0, make, |_| ())
     }
 
+    /// `last` is called with the account that counts the request's own blocks.
     #[inline(always)]
     pub(super) fn grow_by<R>(
         &self,
         bytes: usize,
         blocks: usize,
         make: impl FnOnce() -> Option<R>,
-        last: impl FnOnce(),
+        last: impl FnOnce(&Account),
     ) -> Option<R> {
         debug_assert!(self.is_plain());
         if let Some(section) = self.own.begin_charge(bytes) {
-            let made = make()?;
-            self.own.take_small(bytes, blocks);
-            last();
-            drop(section);
-            return Some(made);
+            return self.own.grow_in(&section, bytes, blocks, make, last);
         }
-        self.grow_elsewhere(bytes, blocks, make, last)
+        if let Some((tab, section)) = self.begin_charge_on_tab(bytes) {
+            return tab.grow_in(&section, bytes, blocks, make, last);
+        }
+        self.grow_all_by(bytes, blocks, make, last)
     }
 
-    /// The same where the own account alone would not do.
+    /// The same where this thread owns all accounts, and those above have lent nothing.
     #[inline(always)]
-    fn grow_elsewhere<R>(
+    fn grow_all_by<R>(
         &self,
         bytes: usize,
         blocks: usize,
         make: impl FnOnce() -> Option<R>,
-        last: impl FnOnce(),
+        last: impl FnOnce(&Account),
     ) -> Option<R> {
-        if let Some((tab, _section)) = self.tabs.enter() {
-            let made = if tab.has_credit_for(bytes) { make()? } else { return None };
-            tab.take_small(bytes, blocks);
-            if blocks > 0 {
-                tab.add_one();
-            }
-            return Some(made);
-        }
         let accounts = self.accounts();
         let _section = enter_all_owned(accounts)?;
         let fits = |account: &Arc<Account>| !account.lends() && account.has_room_for(bytes);
@@ -159,7 +173,7 @@ impl Chain {
         }
         let made = make()?;
         accounts.iter().for_each(|account| account.take_small(bytes, blocks));
-        last();
+        last(&self.own);
         Some(made)
     }
 
@@ -168,22 +182,32 @@ impl Chain {
         !self.is_alone() && self.own.wants_to_borrow()
     }
 
-    /// Gives the charge of a block back, if this thread owns all accounts and nobody waits for room; else `None`, and
-    /// nothing has changed. What it returns, and what follows, is as for `give_block_back`.
+    /// Gives the charge of a block back, if this thread has an account to itself and nobody waits for room; else `None`,
+    /// and nothing has changed. What it returns, and what follows, is as for `give_block_back`.
     #[inline(always)]
     #[must_use]
     pub(crate) fn give_small_back(&self, bytes: usize) -> Option<bool> {
-        self.own.give_small_back(bytes).or_else(|| self.give_back_to_all(bytes))
+        self.own.give_small_back(bytes).or_else(|| self.give_back_elsewhere(bytes))
     }
 
-    /// The same where [`Account::give_small_back`] has said no.
+    /// The same where this thread's tab is enough.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn give_small_back_on_tab(&self, bytes: usize) -> Option<bool> {
+        let (tab, section) = self.tabs.enter()?;
+        tab.give_small_back_in(&section, bytes)
+    }
+
+    #[inline(never)]
+    fn give_back_elsewhere(&self, bytes: usize) -> Option<bool> {
+        self.give_small_back_on_tab(bytes).or_else(|| self.give_back_to_all(bytes))
+    }
+
+    /// The same where neither the own account is nor a tab.
     #[inline(never)]
     #[must_use]
     pub(crate) fn give_back_to_all(&self, bytes: usize) -> Option<bool> {
         debug_assert!(self.is_plain());
-        if let Some((tab, section)) = self.tabs.enter() {
-            return tab.give_small_back_in(&section, bytes);
-        }
         let accounts = self.accounts();
         let _section = enter_all_owned(accounts)?;
         let is_wanted = accounts.iter().any(|account| account.is_wanted());

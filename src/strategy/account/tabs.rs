@@ -9,7 +9,7 @@
 use super::few::Few;
 use super::lent::Credit;
 use super::{Account, Kind, OwnerLock, RELAXED};
-use crate::sync::{Once, Section, number_of_this_thread};
+use crate::sync::{Here, Once, Section};
 use crate::unattributed::unattributed;
 use std::array;
 use std::sync::Arc;
@@ -49,34 +49,29 @@ impl Tabs {
         self.places()?.map_while(Once::get).find(|tab| tab.lock.is_owned_here())
     }
 
-    /// The same, in a section of its lock.
+    /// The same, in a section of its lock, if it has borrowed something: who collects the loan collects whatever
+    /// changes in the section.
     #[inline(always)]
     pub(super) fn enter(&self) -> Option<(&Account, Section)> {
         let places = self.0.get()?;
-        let first: &Account = places[number_of_this_thread()? % MAX_TABS].get()?;
-        match first.lock.enter_owned() {
-            Some(section) => Some((first, section)),
-            None => self.enter_another(),
-        }
-    }
-
-    /// The same, if it has borrowed something: who collects the loan collects whatever changes in the section.
-    #[inline]
-    pub(super) fn enter_on_credit(&self) -> Option<(&Account, Section)> {
-        self.enter().filter(|(tab, _)| tab.ceiling.load(RELAXED) > 0)
+        let here = Here::now()?;
+        let first: &Account = places[here.number() % MAX_TABS].get()?;
+        let Some(section) = first.lock.enter_owned_by(here) else { return self.enter_another() };
+        if first.ceiling.load(RELAXED) > 0 { Some((first, section)) } else { None }
     }
 
     #[cold]
     #[inline(never)]
     fn enter_another(&self) -> Option<(&Account, Section)> {
-        self.places()?.map_while(Once::get).find_map(|tab| Some((&**tab, tab.lock.enter_owned()?)))
+        let own = self.places()?.map_while(Once::get).find_map(|tab| Some((&**tab, tab.lock.enter_owned()?)));
+        own.filter(|(tab, _section)| tab.ceiling.load(RELAXED) > 0)
     }
 
     /// Where this thread looks for its own, or for room for one: the first that is empty, or the last.
     #[inline]
     fn places(&self) -> Option<impl Iterator<Item = &Once<Arc<Account>>>> {
         let places = self.0.get()?; // most requests have none
-        let first = number_of_this_thread()?;
+        let first = Here::now()?.number();
         Some((first..first + LOOKS).map(|place| &places[place % MAX_TABS]))
     }
 

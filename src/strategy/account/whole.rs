@@ -87,7 +87,7 @@ impl Chain {
             parts.note_peak(self.own.peak_bytes());
             Some(())
         };
-        self.grow_by(bytes, blocks, note, || change(parts)).is_some()
+        self.grow_by(bytes, blocks, note, |_| change(parts)).is_some()
     }
 
     /// Charges a block; false if a limit has no room, which is remembered. `first` is as for `take_block`.

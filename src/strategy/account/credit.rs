@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 /// For how many charges a request does not ask again where nobody had anything to lend.
-const AGAIN: u32 = 16;
+const AGAIN: u32 = 4;
 
 /// What it borrows at least, if there is so much, beyond what it had in use at its own peak.
 const STEP: usize = 16 << 10;

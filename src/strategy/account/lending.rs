@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 /// The least that is worth the work, and the most, so that something is left for others.
-const MIN_LOAN: usize = 1024;
+const MIN_LOAN: usize = 128;
 const MAX_LOAN: usize = 1 << 20;
 
 /// Calls in what these accounts have lent: afterwards their numbers are what they say. Whether there was anything.

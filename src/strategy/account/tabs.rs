@@ -111,3 +111,46 @@ impl Account {
         Arc::new(tab)
     }
 }
+
+#[cfg(all(test, not(any(ctxalloc_loom, miri))))]
+mod tests {
+    use super::super::lending::with_exact;
+    use super::super::{Chain, RELAXED};
+    use super::MAX_TABS;
+    use crate::sync::Here;
+    use std::sync::{Arc, Barrier};
+    use std::thread;
+
+    #[test]
+    fn threads_in_turns_each_find_a_tab_in_their_own_place() {
+        let chain = Chain::of_request(None, None, 0, None, None, true, false).expect("it is not inside of another one");
+        let charge = || {
+            assert!(chain.take_block(100, false, || ()));
+            assert!(!chain.give_block_back(100));
+        };
+        let has_it_near = || {
+            let here = Here::now().expect("it has charged a block");
+            let places = chain.tabs.0.get().expect("two threads use it");
+            let near = places[here.number() % MAX_TABS].get().expect("it has a tab");
+            Arc::ptr_eq(near, chain.tabs.here().expect("it has a tab"))
+        };
+        charge();
+        if !chain.own.lock.is_owned_here() {
+            return; // without `membarrier` no thread owns a lock
+        }
+        for _ in 0..30 {
+            let both = Barrier::new(2);
+            let one = || {
+                both.wait();
+                (0..200).for_each(|_| charge());
+                both.wait();
+                assert!(has_it_near());
+            };
+            thread::scope(|scope| (0..2).for_each(|_| drop(scope.spawn(one))));
+        }
+        with_exact(chain.accounts(), || {
+            assert_eq!((chain.own.live_bytes.load(RELAXED), chain.own.live_blocks.load(RELAXED)), (0, 0));
+            assert_eq!(chain.own.total_blocks.load(RELAXED), 1 + 30 * 2 * 200);
+        });
+    }
+}

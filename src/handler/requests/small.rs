@@ -112,7 +112,7 @@ impl Slot {
         let state = self.state();
         let Some(kept) = state.kept else { return false };
         if state.chain.give_small_back_on_tab(size_bytes).is_none() {
-            // SAFETY: this function's contract.
+            // SAFETY: a live block of this slot with this record and size, which the caller gives up.
             return unsafe { self.release_elsewhere(small, block, size_bytes) };
         }
         // SAFETY: a live block of the pool with this record, which the caller gives up.

@@ -52,6 +52,7 @@ impl Account {
         is_within && self.pending_bytes.load(RELAXED) == 0 // it seldom has any: no sum is worth while
     }
 
+    /// `last` follows, within the same section.
     #[inline(always)]
     fn grow_in<R>(
         &self,
@@ -106,8 +107,8 @@ impl Chain {
     }
 
     /// Charges the block that `make` makes, if this thread has an account to itself that has room; `None` if not, or
-    /// where `make` has none: then nothing has changed. `make` is short and takes none of these locks. `first` is called
-    /// under the lock if the request has ended and this is its only block.
+    /// where `make` has none: then nothing has changed. `make` is short and takes none of these locks. `first` is
+    /// called under the lock if the request has ended and this is its only block.
     ///
     /// Only where [`is_plain`](Self::is_plain), as for all functions here.
     #[inline(always)]
@@ -182,8 +183,8 @@ impl Chain {
         !self.is_alone() && self.own.wants_to_borrow()
     }
 
-    /// Gives the charge of a block back, if this thread has an account to itself and nobody waits for room; else `None`,
-    /// and nothing has changed. What it returns, and what follows, is as for `give_block_back`.
+    /// Gives the charge of a block back, if this thread has an account to itself and nobody waits for room; else
+    /// `None`, and nothing has changed. What it returns, and what follows, is as for `give_block_back`.
     #[inline(always)]
     #[must_use]
     pub(crate) fn give_small_back(&self, bytes: usize) -> Option<bool> {

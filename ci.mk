@@ -71,8 +71,7 @@ may_fail := allocator_may_return_null=1
 # Left out under sanitizers: tests that use up all mappings (sanitizers need some), that check mlock (which they ignore), or
 # that measure memory (which they hold back).
 measured := memory_of_a_burst dropped_pools an_arena_ a_million_requests a_fork_costs an_idle_process trim_gives_back \
-	a_child_of_fork an_end_with_an_escape growth_beside_the_pools routes_are_replayed_together_each \
-	a_thread_ends_before_those
+	a_child_of_fork an_end_with_an_escape growth_beside_the_pools measured::
 # Sanitizers also replace the signal stack that one of these tests measures, and need minutes for a million of anything.
 measured += signals_in_the_middle a_chain_of_successors budgets_a_million requests_nested forgotten_contexts \
 	limits_hold_after hostile::

@@ -243,7 +243,8 @@ impl Builder {
         }
     }
 
-    /// Begins the request. If it is inside another one, that one's numbers include its own.
+    /// Begins the request. If it is inside another one, that one's numbers include its own. Which one that is was
+    /// decided where `request()` was called.
     ///
     /// # Errors
     /// [`Error::NestedTooDeep`] where more than 4096 requests and budgets would be charged; [`Error::BadOption`] for a

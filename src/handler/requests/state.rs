@@ -21,7 +21,8 @@ pub enum AfterEnd {
     /// It is still counted, and limited, by the request and whatever it is charged to.
     #[default]
     Charge,
-    /// It is refused: [`Error::RequestEnded`](crate::Error::RequestEnded), MemoryError in Python.
+    /// It is refused: [`Error::RequestEnded`](crate::Error::RequestEnded), MemoryError in Python. Tiny blocks are not
+    /// that its overdraft has room for, if it has one.
     Refuse,
     /// It is neither counted nor limited; unless the request is inside of one that is not over: then it is charged as
     /// before.

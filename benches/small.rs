@@ -258,65 +258,27 @@ fn shared(parent: Option<&Budget>) -> Budget {
 /// A word, and what it does so many rounds of.
 type Alone = (&'static str, fn(usize));
 
-/// For callgrind: which allocator runs the mixed shape on this thread, by its word.
+/// For callgrind: which allocator runs which shape, the mixed one unless the word says another, by its word.
 const ALONE: [Alone; 15] = [
     ("mimalloc", |rounds| (0..rounds).for_each(|_| Mixed.run(&Mimalloc))),
     ("pool", |rounds| (0..rounds).for_each(|_| Mixed.run(&ByStrategy))),
     ("context", |rounds| (0..rounds).for_each(|_| Mixed.run(&in_handler("pool")))),
-    ("request", |rounds| in_request(rounds, request())),
+    ("request", |rounds| in_request(Mixed, rounds, request())),
     ("limited", |rounds| {
         let tenant = Budget::new("tenant", Some(1 << 40));
-        in_request(rounds, request().limit_bytes(1 << 40).budget(&tenant));
+        in_request(Mixed, rounds, request().limit_bytes(1 << 40).budget(&tenant));
     }),
-    ("shared", |rounds| in_request(rounds, request().limit_bytes(1 << 40).budget(&shared(None)))),
+    ("shared", |rounds| in_request(Mixed, rounds, request().limit_bytes(1 << 40).budget(&shared(None)))),
     ("shared-twice", |rounds| {
-        in_request(rounds, request().limit_bytes(1 << 40).budget(&shared(Some(&shared(None)))));
+        in_request(Mixed, rounds, request().limit_bytes(1 << 40).budget(&shared(Some(&shared(None)))));
     }),
-    ("threads", |rounds| {
-        let request = request().begin().expect("memory");
-        let allocator = request.run(ContextAlloc::new);
-        Mixed.run(&allocator); // this thread owns it
-        thread::scope(|scope| drop(scope.spawn(|| Mixed.run(&allocator)))); // both share it from now on
-        (0..rounds).for_each(|_| Mixed.run(&allocator));
-    }),
-    // Two threads at once in one request, for so many rounds each.
-    ("together", |rounds| {
-        let request = request().begin().expect("memory");
-        let allocator = request.run(ContextAlloc::new);
-        thread::scope(|scope| {
-            (0..2).for_each(|_| drop(scope.spawn(|| (0..rounds).for_each(|_| Mixed.run(&allocator)))));
-        });
-    }),
-    ("together-strings", |rounds| {
-        let request = request().begin().expect("memory");
-        let allocator = request.run(ContextAlloc::new);
-        thread::scope(|scope| {
-            (0..2).for_each(|_| drop(scope.spawn(|| (0..rounds).for_each(|_| Strings.run(&allocator)))));
-        });
-    }),
-    ("strings-threads", |rounds| {
-        let request = request().begin().expect("memory");
-        let allocator = request.run(ContextAlloc::new);
-        Strings.run(&allocator); // this thread owns it
-        thread::scope(|scope| drop(scope.spawn(|| Strings.run(&allocator)))); // both share it from now on
-        (0..rounds).for_each(|_| Strings.run(&allocator));
-    }),
-    ("strings-alone", |rounds| {
-        let request = request().begin().expect("memory");
-        let allocator = request.run(ContextAlloc::new);
-        (0..rounds).for_each(|_| Strings.run(&allocator));
-    }),
-    ("strings-in-turns", |rounds| {
-        let request = request().begin().expect("memory");
-        let allocator = request.run(ContextAlloc::new);
-        (0..rounds / 10).for_each(|_| on_threads(Strings, 2, 10, allocator.clone())());
-    }),
-    // The same with two new threads for each ten rounds.
-    ("in-turns", |rounds| {
-        let request = request().begin().expect("memory");
-        let allocator = request.run(ContextAlloc::new);
-        (0..rounds / 10).for_each(|_| on_threads(Mixed, 2, 10, allocator.clone())());
-    }),
+    ("threads", |rounds| after_another_thread(Mixed, rounds)),
+    ("together", |rounds| on_two_at_once(Mixed, rounds)),
+    ("in-turns", |rounds| on_two_in_turns(Mixed, rounds)),
+    ("strings-alone", |rounds| in_request(Strings, rounds, request())),
+    ("strings-threads", |rounds| after_another_thread(Strings, rounds)),
+    ("strings-together", |rounds| on_two_at_once(Strings, rounds)),
+    ("strings-in-turns", |rounds| on_two_in_turns(Strings, rounds)),
     // So many thousand requests that allocate nothing.
     ("begin-end", |rounds| {
         let tenant = shared(None);
@@ -324,10 +286,32 @@ const ALONE: [Alone; 15] = [
     }),
 ];
 
-fn in_request(rounds: usize, terms: ctxalloc::request::Builder) {
+fn in_request(shape: impl Shape, rounds: usize, terms: ctxalloc::request::Builder) {
     let request = terms.begin().expect("memory");
     let allocator = request.run(ContextAlloc::new);
-    (0..rounds).for_each(|_| Mixed.run(&allocator));
+    (0..rounds).for_each(|_| shape.run(&allocator));
+}
+
+/// One thread of a request that another one has used too.
+fn after_another_thread(shape: impl Shape, rounds: usize) {
+    let request = request().begin().expect("memory");
+    let allocator = request.run(ContextAlloc::new);
+    shape.run(&allocator); // this thread owns it
+    thread::scope(|scope| drop(scope.spawn(|| shape.run(&allocator)))); // both share it from now on
+    (0..rounds).for_each(|_| shape.run(&allocator));
+}
+
+/// Two threads at once in one request, for so many rounds each.
+fn on_two_at_once(shape: impl Shape, rounds: usize) {
+    let request = request().begin().expect("memory");
+    on_threads(shape, 2, rounds, request.run(ContextAlloc::new))();
+}
+
+/// The same with two new threads for each ten rounds.
+fn on_two_in_turns(shape: impl Shape, rounds: usize) {
+    let request = request().begin().expect("memory");
+    let mut ten = on_threads(shape, 2, 10, request.run(ContextAlloc::new));
+    (0..rounds / 10).for_each(|_| ten());
 }
 
 fn measure<S: Shape>(shape: S, name: &str, rounds: usize) -> String {

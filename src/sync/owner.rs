@@ -92,9 +92,7 @@ impl OwnerLock {
     /// [`wait_for_brief_sections`] waits for it.
     #[inline(always)]
     pub(crate) fn enter_owned(&self) -> Option<Section> {
-        let thread = self.owner_if_this_thread()?;
-        let section = Section::begin_brief(thread);
-        self.is_owned_by(thread).then_some(section)
+        self.enter_owned_by(Here::of(self.owner_if_this_thread()?))
     }
 
     /// [`enter_owned`](Self::enter_owned) for who knows which thread this is.

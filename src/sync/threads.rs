@@ -218,6 +218,12 @@ impl Here {
         self.0.number
     }
 
+    /// The thread that is known to be the running one.
+    #[inline(always)]
+    pub(super) fn of(thread: &'static Thread) -> Self {
+        Self(thread)
+    }
+
     #[inline(always)]
     pub(super) fn thread(self) -> &'static Thread {
         self.0

@@ -383,6 +383,7 @@ fn threads_overlap_as_they_did() {
     assert_eq!(replayed(&plan, "pool").compared, u64::from(three) - 2);
 }
 
+/// Threads that came one after the other do so again: `measured` has what each takes of the one before.
 #[test]
 fn a_thread_ends_before_those_begin_that_came_after_it() {
     let requests = 3000;

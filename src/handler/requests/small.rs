@@ -99,8 +99,7 @@ impl Slot {
             return unsafe { self.release_on_tab(small, block, size_bytes) };
         };
         // SAFETY: a live block of the pool with this record, which the caller gives up.
-        let over = unsafe { kept.try_keep(small, block) };
-        if over.is_none() && !is_last { true } else { self.finish_release(kept, over, is_last) }
+        unsafe { self.put_away(kept, small, block, is_last) }
     }
 
     /// Where several threads use the request.
@@ -111,13 +110,12 @@ impl Slot {
     unsafe fn release_on_tab(&self, small: Small, block: NonNull<u8>, size_bytes: usize) -> bool {
         let state = self.state();
         let Some(kept) = state.kept else { return false };
-        if state.chain.give_small_back_on_tab(size_bytes).is_none() {
+        let Some(is_last) = state.chain.give_small_back_on_tab(size_bytes) else {
             // SAFETY: a live block of this slot with this record and size, which the caller gives up.
             return unsafe { self.release_elsewhere(small, block, size_bytes) };
-        }
+        };
         // SAFETY: a live block of the pool with this record, which the caller gives up.
-        let over = unsafe { kept.try_keep(small, block) };
-        if over.is_none() { true } else { self.finish_release(kept, over, false) } // on a tab no block is the last one
+        unsafe { self.put_away(kept, small, block, is_last) }
     }
 
     /// Where one account is not enough.
@@ -129,6 +127,16 @@ impl Slot {
         let state = self.state();
         let Some(kept) = state.kept else { return false };
         let Some(is_last) = state.chain.give_back_to_all(size_bytes) else { return false };
+        // SAFETY: a live block of the pool with this record, which the caller gives up.
+        unsafe { self.put_away(kept, small, block, is_last) }
+    }
+
+    /// Keeps a block whose charge was given back; true.
+    ///
+    /// # Safety
+    /// - `block` is a live block of the pool with this record, and not used again.
+    #[inline(always)]
+    unsafe fn put_away(&self, kept: Kept, small: Small, block: NonNull<u8>, is_last: bool) -> bool {
         // SAFETY: a live block of the pool with this record, which the caller gives up.
         let over = unsafe { kept.try_keep(small, block) };
         if over.is_none() && !is_last { true } else { self.finish_release(kept, over, is_last) }

@@ -103,19 +103,25 @@ pub(super) struct Used {
     /// Requests that could have been recorded, and those that were; without those inside of others.
     pub(super) seen: u64,
     pub(super) chosen: u64,
+    /// The highest number of a request that began: where no file has anything of it, it is missing all the same. 0: an
+    /// older version wrote it.
+    pub(super) highest: u64,
 }
 
 impl Used {
     pub(super) fn body(&self) -> Vec<u8> {
         let mut bytes = vec![USED];
-        [self.processor_ns, self.seen, self.chosen].into_iter().for_each(|number| put(&mut bytes, number));
+        [self.processor_ns, self.seen, self.chosen, self.highest]
+            .into_iter()
+            .for_each(|number| put(&mut bytes, number));
         bytes
     }
 
     /// From a body without its first byte. What a later release adds at its end is not read.
     pub(super) fn read(body: &[u8]) -> Option<Self> {
         let mut bytes = Bytes { rest: body };
-        Some(Self { processor_ns: bytes.number()?, seen: bytes.number()?, chosen: bytes.number()? })
+        let [processor_ns, seen, chosen] = [bytes.number()?, bytes.number()?, bytes.number()?];
+        Some(Self { processor_ns, seen, chosen, highest: bytes.number().unwrap_or(0) })
     }
 
     /// What of the processor's time between these two falls to requests that were recorded, if all took as much.
@@ -412,7 +418,7 @@ mod tests {
 
     #[test]
     fn of_the_processors_time_recorded_requests_have_their_share() {
-        let used = |processor_ns, seen, chosen| Used { processor_ns, seen, chosen };
+        let used = |processor_ns, seen, chosen| Used { processor_ns, seen, chosen, highest: 3 };
         let first = used(1_000, 7, 3);
         assert_eq!(Used::read(&first.body()[1..]), Some(first));
         assert_eq!(Used::read(&first.body()[1..3]), None, "it is not complete");

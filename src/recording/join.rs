@@ -90,7 +90,8 @@ pub(super) fn join(
         }
         let tells_ends = run.process.as_ref().is_some_and(|process| process.tells_ends);
         let before = run.process.as_ref().and_then(|process| process.requests_before);
-        requests.push((before.map(|before| highest.request.saturating_sub(before)), 0));
+        let numbered = highest.request.max(run.highest_told);
+        requests.push((before.map(|before| numbered.saturating_sub(before)), 0));
         let is_program = run.process.as_ref().is_some_and(|process| process.is_program);
         programs.push(
             before.filter(|_| is_program).map(|before| (next.requests.saturating_add(before).saturating_add(1), false)),
@@ -146,7 +147,7 @@ pub(super) fn join(
     joined.names = (names.len(), handlers.len());
     let missing =
         |&(numbered, begun): &(Option<u64>, u64)| numbered.map_or(0, |numbered| numbered.saturating_sub(begun));
-    joined.missing_requests = requests.iter().map(missing).sum();
+    joined.missing_requests = requests.iter().map(missing).fold(0, u64::saturating_add);
     (joined.max_live_blocks, joined.merge_bytes) = (sense.max_live, merge.max_bytes());
     joined.programs = programs.into_iter().flatten().filter(|(_, has_inner)| *has_inner).map(|(it, _)| it).collect();
     joined.torn = sense.torn;

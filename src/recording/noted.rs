@@ -8,6 +8,7 @@ use super::threads::this_thread;
 use crate::os;
 use crate::unattributed::unattributed;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 /// A request that is recorded.
@@ -113,6 +114,7 @@ fn begin_in(
         || (),
         |shard, ()| {
             shard.open.insert(request);
+            core.begun.fetch_max(request, Relaxed);
             shard.note(this_thread(shard.session), request, What::Begin { name, handler, parent });
         },
     );

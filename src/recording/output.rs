@@ -10,6 +10,7 @@ use super::encoded::{CLOSED, Process};
 use super::frames::{Frames, Part};
 use super::names::Name;
 use super::own_file::OwnFile;
+use super::shard::{FULL_BYTES, SHARDS};
 use super::wire::{Found, HEAD_BYTES, MAGIC, frame, next_frame};
 use crate::os;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -25,6 +26,13 @@ const MIN_ROOM_BYTES: usize = 18 << 10;
 /// How many bytes one file may have: there are two, of which one was put aside.
 pub(super) const fn max_file_bytes(max_bytes: u64) -> u64 {
     max_bytes / 2
+}
+
+/// How long a body of events gets. Behind the one that has the newest there may come one of each other shard, whose
+/// events are older: with all of them, and its names, a file is not full. So what is replaced is never the newest.
+pub(super) fn full_bytes(max_bytes: u64) -> usize {
+    let share = max_file_bytes(max_bytes) / (2 * SHARDS as u64);
+    usize::try_from(share).map_or(FULL_BYTES, |share| share.min(FULL_BYTES))
 }
 
 /// Where this process records.

@@ -391,7 +391,7 @@ mod tests {
 
     #[test]
     fn what_a_process_used_lies_between_its_files_first_and_last_word() {
-        let used = |processor_ns, seen, chosen| Used { processor_ns, seen, chosen }.body();
+        let used = |processor_ns, seen, chosen| Used { processor_ns, seen, chosen, highest: 1 }.body();
         let begun = || {
             let mut body = Events::new();
             body.push(&Event::new(1, 1, 1, What::Begin { name: 0, handler: 0, parent: 0 }));
@@ -435,7 +435,7 @@ mod tests {
             body.push(&Event::new(number * 9 + 1, 1, number, block));
             body.push(&Event::new(number * 9 + 2, 2, number, What::Free { block: number }));
         }
-        let used = Used { processor_ns: 1, seen: 1, chosen: 1 }.body();
+        let used = Used { processor_ns: 1, seen: 1, chosen: 1, highest: 39 }.body();
         let good = [process().body(), named(NAME, 0, "route"), named(HANDLER, 0, "pool"), body.take(), used];
         assert_eq!(events(&read(&file(&good)).expect("a recording")).len(), 3 * 39);
         let mut random = Random::new(1);

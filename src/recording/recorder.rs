@@ -9,8 +9,8 @@ mod share;
 use super::encoded::{Process, Used};
 use super::names::{Name, Names};
 use super::options::Options;
-use super::output::{Output, max_file_bytes};
-use super::shard::{self, Shard};
+use super::output::{Output, full_bytes, max_file_bytes};
+use super::shard::{self, SHARDS, Shard};
 use crate::error::Error;
 use crate::os;
 use crate::settings;
@@ -29,9 +29,6 @@ static STATE: AtomicU8 = AtomicU8::new(UNKNOWN);
 const UNKNOWN: u8 = 0;
 const OFF: u8 = 1;
 const ON: u8 = 2;
-
-/// Requests write into so many buffers, so that threads seldom wait for one another.
-const SHARDS: usize = 8;
 
 /// Makes ready who calls [`flush`] in time, and answers what tells them that there is something to write.
 pub(super) type Flusher = fn() -> fn();
@@ -58,6 +55,8 @@ pub(super) struct Core {
     seen: AtomicU64,
     chosen: AtomicU64,
     requests: AtomicU64,
+    /// The highest number of those whose beginning was noted.
+    pub(super) begun: AtomicU64,
     spent_ns: AtomicU64,
     /// When it last looked, and what had been spent then.
     looked: Locked<(u64, u64)>,
@@ -110,6 +109,7 @@ pub(super) fn core() -> &'static Core {
             seen: AtomicU64::new(0),
             chosen: AtomicU64::new(0),
             requests: AtomicU64::new(0),
+            begun: AtomicU64::new(0),
             spent_ns: AtomicU64::new(0),
             looked: Locked::new((0, 0)),
             flusher: Made::new(),
@@ -237,7 +237,7 @@ impl Core {
             return None;
         }
         // What the buffers have is the parent's, and so is the file: it is closed here only.
-        self.shards.iter().for_each(|shard| drop(shard.with(|shard| shard.restart(0, None))));
+        self.shards.iter().for_each(|shard| drop(shard.with(Shard::restart)));
         drop(self.output.with(Option::take));
         drop(self.ready.with(std::mem::take));
         drop(self.session.with(Option::take));
@@ -291,7 +291,7 @@ impl Core {
         self.spent_ns.store(0, Relaxed);
         self.looked.with(|looked| *looked = (0, 0));
         for shard in &self.shards {
-            drop(shard.with(|shard| shard.restart(number, Some(began))));
+            drop(shard.with(|shard| shard.restart_for(number, began, full_bytes(options.max_bytes))));
         }
         self.recorder.store(recorder.unwrap_or(number), Relaxed);
         self.current.store(number, Relaxed);
@@ -316,7 +316,7 @@ impl Core {
             return None; // somebody else has just ended it
         }
         STATE.store(OFF, Relaxed);
-        let mut shards: Vec<Shard> = self.shards.iter().map(|it| it.with(|it| it.restart(0, None))).collect();
+        let mut shards: Vec<Shard> = self.shards.iter().map(|it| it.with(Shard::restart)).collect();
         // Where the file is full, what comes last stays.
         shards.sort_by_key(Shard::last_ns);
         for shard in &mut shards {
@@ -413,8 +413,8 @@ impl Core {
     /// Says what the process has used until now.
     fn append_used(&self, output: &mut Output) -> io::Result<()> {
         let Some((time, _)) = os::used() else { return Ok(()) };
-        let (seen, chosen) = (self.seen.load(Relaxed), self.chosen.load(Relaxed));
-        output.append(&Used { processor_ns: time.as_nanos() as u64, seen, chosen }.body())
+        let [seen, chosen, highest] = [&self.seen, &self.chosen, &self.begun].map(|it| it.load(Relaxed));
+        output.append(&Used { processor_ns: time.as_nanos() as u64, seen, chosen, highest }.body())
     }
 
     fn output(&self, work: impl FnOnce(&mut Output) -> io::Result<()>) {

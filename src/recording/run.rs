@@ -23,6 +23,8 @@ pub(super) struct Run {
     /// What it had used at first and at last. Its files come in any order. Apart: most processes of a file that was
     /// made to be large say nothing.
     used: Option<Box<(Used, Used)>>,
+    /// The highest number that it gave to a request, if it says so.
+    pub(super) highest_told: u64,
     pub(super) highest: Highest,
     /// Behind how many gaps its frames are now.
     pub(super) gaps: u32,
@@ -96,6 +98,7 @@ impl Run {
         if self.used.is_none() {
             room.take(USED_BYTES)?;
         }
+        self.highest_told = self.highest_told.max(now.highest);
         let (first, last) = &mut **self.used.get_or_insert_with(|| Box::new((now, now)));
         if now.processor_ns < first.processor_ns {
             *first = now;

@@ -7,8 +7,11 @@ use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// A body is written when it has so many bytes,
-const FULL_BYTES: usize = 16 << 10;
+/// Requests write into so many buffers, so that threads seldom wait for one another.
+pub(super) const SHARDS: usize = 8;
+
+/// A body is written when it has so many bytes, or fewer where files are small (`output.rs`),
+pub(super) const FULL_BYTES: usize = 16 << 10;
 /// or its first event is so old when another one comes,
 const OLD_NS: u64 = 200_000_000;
 /// or so old when a request ends: what is read after a crash lacks little;
@@ -40,6 +43,7 @@ pub(super) struct Shard {
     /// The recording that it is for; 0: for none.
     pub(super) session: u32,
     began: Option<Instant>,
+    full_bytes: usize,
     events: Events,
     last_ns: u64,
     first_ns: u64,
@@ -60,6 +64,7 @@ impl Shard {
         Self {
             session: 0,
             began: None,
+            full_bytes: FULL_BYTES,
             events: Events::new(),
             last_ns: 0,
             first_ns: 0,
@@ -72,16 +77,19 @@ impl Shard {
         }
     }
 
-    /// Begins anew for a recording, or for none. What it had is returned, to be dropped without the lock.
-    pub(super) fn restart(&mut self, session: u32, began: Option<Instant>) -> Self {
-        let mut next = Self { session, began, ..Self::new() };
-        if session != 0 {
-            // Now, and not when the program's blocks are there: what malloc places behind them keeps it from giving
-            // their memory back, and the recording would be of another program than the one that is not recorded.
-            next.events = Events::with_room(FULL_BYTES);
-            next.blocks.reserve(BLOCKS_AT_FIRST);
-            next.open.reserve(REQUESTS_AT_FIRST);
-        }
+    /// Begins anew for no recording. What it had is returned, to be dropped without the lock.
+    pub(super) fn restart(&mut self) -> Self {
+        std::mem::replace(self, Self::new())
+    }
+
+    /// As [`restart`](Self::restart), for a recording whose bodies have so many bytes.
+    pub(super) fn restart_for(&mut self, session: u32, began: Instant, full_bytes: usize) -> Self {
+        let mut next = Self { session, began: Some(began), full_bytes, ..Self::new() };
+        // Now, and not when the program's blocks are there: what malloc places behind them keeps it from giving
+        // their memory back, and the recording would be of another program than the one that is not recorded.
+        next.events = Events::with_room(full_bytes);
+        next.blocks.reserve(BLOCKS_AT_FIRST);
+        next.open.reserve(REQUESTS_AT_FIRST);
         std::mem::replace(self, next)
     }
 
@@ -122,7 +130,7 @@ impl Shard {
     /// The body, if it is time to write it.
     pub(super) fn full(&mut self, is_end: bool) -> Option<Vec<u8>> {
         let age = self.last_ns - self.first_ns;
-        let is_due = self.events.len() >= FULL_BYTES || age >= if is_end { OLD_AT_END_NS } else { OLD_NS };
+        let is_due = self.events.len() >= self.full_bytes || age >= if is_end { OLD_AT_END_NS } else { OLD_NS };
         if is_due { self.rest() } else { None }
     }
 

@@ -6,6 +6,8 @@ use ctxalloc::{Buffer, Error, request};
 use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
+use std::thread;
+use std::time::Duration;
 
 #[test]
 fn a_file_stays_below_its_limit_and_keeps_the_newest() {
@@ -32,6 +34,51 @@ fn a_file_stays_below_its_limit_and_keeps_the_newest() {
     assert_eq!(added.sums["route 3"], added.said["route 3"], "names are known after the file was put aside");
     let missing = recording.header().missing_requests;
     assert!(missing > 1000 && missing + begun(&recording) == 8001, "{missing} in files that were replaced");
+}
+
+/// Each of the buffers has some 10 KiB, which nobody has written, when the newest request ends: what it is noted in is
+/// old enough then, and is written before them.
+#[test]
+fn older_events_that_are_written_later_do_not_replace_the_newest() {
+    let _turn = in_turn();
+    let folder = Folder::new("order");
+    let mut options = everything();
+    options.max_bytes = 64 << 10;
+    let recorder = record(folder.file(), options).unwrap();
+    let older = [0; 8].map(|_| request().root().name("older").begin().unwrap());
+    for _ in 0..1000 {
+        older.iter().for_each(|one| drop(Buffer::zeroed_in(one.handler(), 1000).unwrap()));
+    }
+    thread::sleep(Duration::from_millis(20));
+    let newest = request().root().name("the newest").begin().unwrap();
+    drop(Buffer::zeroed_in(newest.handler(), 77).unwrap());
+    newest.end();
+    recorder.stop().unwrap();
+    drop(older);
+    assert!(bytes_in(&folder) <= options.max_bytes, "{} bytes", bytes_in(&folder));
+    let recording = Recording::open(folder.file()).unwrap();
+    let said = added(&recording).said;
+    assert_eq!(said.get("the newest").map(|sums| sums.peak_bytes), Some(77), "{said:?}");
+    assert_eq!(recording.header().missing_requests + begun(&recording), 9);
+}
+
+/// No event tells its number any more: the file does.
+#[test]
+fn the_newest_request_is_missing_too_if_its_beginning_is_replaced() {
+    let _turn = in_turn();
+    let folder = Folder::new("quiet");
+    let mut options = everything();
+    options.max_bytes = 64 << 10;
+    let recorder = record(folder.file(), options).unwrap();
+    let busy = request().root().name("busy").begin().unwrap();
+    let quiet = busy.run(|| request().name("quiet").begin()).unwrap();
+    for _ in 0..10_000 {
+        drop(Buffer::zeroed_in(busy.handler(), 1000).unwrap());
+    }
+    recorder.stop().unwrap();
+    quiet.end();
+    let recording = Recording::open(folder.file()).unwrap();
+    assert_eq!((begun(&recording), recording.header().missing_requests), (0, 2));
 }
 
 fn begun(recording: &Recording) -> u64 {

@@ -9,6 +9,7 @@ mod locked;
 mod made;
 mod membarrier;
 mod owner;
+mod standstill;
 mod threads;
 
 pub(crate) use biased::{Biased, Inside};

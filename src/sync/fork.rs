@@ -103,6 +103,12 @@ impl Drop for HeldUntilDropped {
     }
 }
 
+/// Has sections and records see to each fork from now on, though nothing may be held across it yet.
+#[cfg(not(any(ctxalloc_loom, miri)))]
+pub(super) fn watch() {
+    holders::watch();
+}
+
 /// What is called around the locks of all holders: before the first is taken, and after the last is released.
 #[derive(Debug)]
 #[cfg_attr(any(ctxalloc_loom, miri, windows), allow(dead_code, reason = "none of them forks"))]
@@ -123,7 +129,7 @@ pub(crate) fn around_fork(calls: AroundFork) {
 mod holders {
     use super::{AroundFork, FORKS, HeldAcrossFork, Locked};
     use crate::os;
-    use crate::sync::Made;
+    use crate::sync::{Made, standstill, threads};
     use crate::unattributed::unattributed;
     use std::cell::Cell;
     use std::collections::BTreeMap;
@@ -150,6 +156,8 @@ mod holders {
         around: Option<&'static AroundFork>,
         /// The address of the holder that was busy the last time.
         busy: usize,
+        /// Whether sections were.
+        were_sections_busy: bool,
     }
 
     static HOLDERS: Made<Locked<Holders>> = Made::new();
@@ -178,7 +186,8 @@ mod holders {
         if let Some(around) = around {
             (around.before)();
         }
-        let mut held = Box::new(Held { holders: Vec::new(), earlier: Vec::new(), around, busy: 0 });
+        let mut held =
+            Box::new(Held { holders: Vec::new(), earlier: Vec::new(), around, busy: 0, were_sections_busy: false });
         while !held.take(holders) {
             yield_now();
         }
@@ -199,13 +208,35 @@ mod holders {
                 if let Some(at) = self.holders.iter().position(|holder| address(holder) == self.busy) {
                     self.holders[..=at].rotate_right(1);
                 }
-                let taken = self.holders.iter().take_while(|holder| holder.before_fork()).count();
-                let Some(busy) = self.holders.get(taken) else { return true };
-                self.busy = address(busy);
-                self.holders[..taken].iter().rev().for_each(|holder| holder.after_fork());
+                if self.take_each() {
+                    return true;
+                }
             }
             holders.lock().release();
             keep_one_of_each(&mut self.earlier, &mut self.holders);
+            false
+        }
+
+        /// Takes the locks of all holders, and lets no other thread begin a long section; false if one of them is busy:
+        /// then nothing is taken. Sections are waited for last, or first if they were what was busy the last time.
+        fn take_each(&mut self) -> bool {
+            let is_first = self.were_sections_busy;
+            if is_first && !standstill::begin() {
+                return false;
+            }
+            let taken = self.holders.iter().take_while(|holder| holder.before_fork()).count();
+            match self.holders.get(taken) {
+                None if is_first || standstill::begin() => return true,
+                None => self.were_sections_busy = true,
+                Some(busy) => {
+                    self.busy = address(busy);
+                    self.were_sections_busy = false;
+                    if is_first {
+                        standstill::end();
+                    }
+                }
+            }
+            self.holders[..taken].iter().rev().for_each(|holder| holder.after_fork());
             false
         }
     }
@@ -221,20 +252,22 @@ mod holders {
         kept.dedup_by_key(|holder| address(holder));
     }
 
-    /// Releases all locks; nothing where `before` took none.
-    fn after() -> Option<Box<Held>> {
+    /// Calls `first`, then releases all locks; nothing where `before` took none.
+    fn after(first: fn()) -> Option<Box<Held>> {
         FORKS.fetch_add(1, Ordering::Relaxed);
         let held = HELD.replace(null_mut());
         let holders = HOLDERS.get().filter(|_| !held.is_null())?;
+        first();
         // SAFETY: `before` made it from a box on this thread, and its place has no pointer to it any more.
         let held = unsafe { Box::from_raw(held) };
         held.holders.iter().rev().for_each(|holder| holder.after_fork());
+        standstill::end();
         holders.lock().release();
         Some(held)
     }
 
     extern "C" fn in_parent() {
-        let Some(held) = after() else { return };
+        let Some(held) = after(|| ()) else { return };
         if let Some(around) = held.around {
             (around.in_parent)();
         }
@@ -244,7 +277,9 @@ mod holders {
     }
 
     extern "C" fn in_child() {
-        let Some(held) = after() else { return };
+        // Before another thread of the child takes a record: a function that was called before this one may have
+        // started some.
+        let Some(held) = after(threads::begin_child) else { return };
         let Held { mut holders, mut earlier, around, .. } = *held;
         if let Some(around) = around {
             (around.in_child)();
@@ -253,6 +288,10 @@ mod holders {
         // others set right in their own functions for `fork`, which may come after this one.
         keep_one_of_each(&mut holders, &mut earlier);
         holders.into_iter().filter(|holder| Arc::strong_count(holder) == 1).for_each(std::mem::forget);
+    }
+
+    pub(super) fn watch() {
+        holders();
     }
 
     fn holders() -> &'static Locked<Holders> {

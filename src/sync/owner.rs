@@ -21,11 +21,13 @@
 
 use super::locked::{Behind, Lock};
 use super::membarrier;
+use super::standstill::Unmarked;
 use super::threads::{Here, Section, Thread, births};
 use super::{AtomicPtr, AtomicU32, Ordering, SOON, yield_now};
 use std::ptr::{null_mut, without_provenance_mut};
 
-/// Excludes threads from one stretch of work. Survives `fork`: see [`OwnerLock::acquire`].
+/// Excludes threads from one stretch of work. Survives `fork`: see [`OwnerLock::acquire`]; and `standstill` for what it
+/// guards.
 #[derive(Debug)]
 pub(crate) struct OwnerLock {
     /// [`NOBODY`], [`SHARED`], or the owner's record, with [`REVOKING`] in its address while it is taken away.
@@ -288,7 +290,9 @@ fn exclusively_slowly<L: AsOwnerLock, R>(own: Option<&'static Thread>, locks: &[
         let owner = own.filter(|_| number < u64::BITS as usize);
         lock.owner_lock().settle(owner.map_or(null_mut(), Thread::as_owner), FOR_EVER);
     }
-    let _section = own.map(Section::begin); // dropped after `taken`
+    // Both are dropped after `taken`.
+    let _section = own.map(Section::begin);
+    let _unmarked = if own.is_none() && !cfg!(ctxalloc_loom) { Some(Unmarked::begin()) } else { None };
     // Those that are owned when we look stay so for the section; a bit for each whose spin lock was taken.
     let mut taken = Taken { locks, spins: 0 };
     for (number, lock) in locks.iter().map(AsOwnerLock::owner_lock).enumerate() {

@@ -2,7 +2,7 @@
 //!
 //! Records are recycled and never freed, so that any thread may look at any of them at any time.
 
-use super::{AtomicU32, Ordering, membarrier};
+use super::{AtomicU32, Ordering, membarrier, standstill};
 use crate::unattributed::unattributed;
 use std::cell::Cell;
 use std::ptr::{null, null_mut};
@@ -79,7 +79,7 @@ pub(super) fn thread_at(pointer: *const Thread) -> Option<&'static Thread> {
     unsafe { pointer.as_ref() }
 }
 
-fn threads() -> impl Iterator<Item = &'static Thread> {
+pub(super) fn threads() -> impl Iterator<Item = &'static Thread> {
     // Acquire pairs with the exchange in `open`.
     std::iter::successors(thread_at(THREADS.load(Ordering::Acquire)), |thread| thread_at(thread.next))
 }
@@ -91,6 +91,16 @@ impl Thread {
         let (section, name) = (AtomicU32::new(OUTSIDE), AtomicUsize::new(0));
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         Box::leak(Box::new(Self { section, name, taken: AtomicBool::new(true), number, next }))
+    }
+
+    /// Whether it is this thread's.
+    pub(super) fn is_own(&self) -> bool {
+        std::ptr::eq(self, THREAD.get())
+    }
+
+    /// A word that no other thread that lives has, wherever this runs: the place of a thread-local.
+    pub(super) fn place() -> usize {
+        THREAD.with(Cell::as_ptr).addr()
     }
 
     /// This thread's record; none while the thread ends.
@@ -132,6 +142,12 @@ impl Thread {
         true
     }
 
+    /// Whether it is in a section in which it may change what several locks are for.
+    pub(super) fn is_in_long_section(&self) -> bool {
+        // Acquire pairs with the Release at a section's end.
+        self.section.load(Ordering::Acquire) == LONG
+    }
+
     /// [`wait_for_section`](Self::wait_for_section) for a caller that may hold spin locks: only for a brief one.
     pub(super) fn wait_for_brief_section(&self) {
         // Acquire pairs with the Release at a section's end, and with that at the begin of a long one.
@@ -144,11 +160,14 @@ impl Thread {
 #[cold]
 fn open() -> Option<&'static Thread> {
     LEAVER.try_with(|_| ()).ok()?;
+    // In a child of `fork` all records seem taken until the thread that forked has seen to that.
+    standstill::wait();
     // Acquire pairs with the Release in `Leaver`.
     let free =
         |thread: &&Thread| thread.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
     let thread = threads().find(free).unwrap_or_else(|| {
-        forget_others_after_fork();
+        #[cfg(not(any(ctxalloc_loom, miri)))]
+        super::fork::watch();
         let _immortal = unattributed();
         let fresh = Thread::leak(THREADS.load(Ordering::Acquire));
         // AcqRel: publishes the record, or sees who was faster.
@@ -230,25 +249,15 @@ impl Here {
     }
 }
 
-/// Hooks in, so that a child of `fork` waits for no section of a thread that it does not have. Racers may each do so.
-fn forget_others_after_fork() {
-    #[cfg(not(any(ctxalloc_loom, miri)))]
-    {
-        static HOOKED: AtomicBool = AtomicBool::new(false);
-        extern "C" fn in_the_child() {
-            BIRTHS.fetch_add(1, Ordering::Relaxed);
-            let own = THREAD.get();
-            for thread in threads().filter(|thread| !std::ptr::eq(*thread, own)) {
-                thread.section.store(OUTSIDE, Ordering::Relaxed); // a child has one thread
-                thread.name.store(0, Ordering::Relaxed);
-                thread.taken.store(false, Ordering::Relaxed);
-            }
-        }
-        if !HOOKED.swap(true, Ordering::Relaxed) {
-            // Fails only for want of memory; then a child of a process with several threads may wait for one that is
-            // gone.
-            let _ = crate::os::at_fork(None, None, Some(in_the_child));
-        }
+/// In a child of `fork`: it waits for no section of a thread that it does not have, and new threads get their records.
+/// No other thread of the child has one yet ([`open`]).
+#[cfg_attr(any(ctxalloc_loom, miri), allow(dead_code, reason = "neither forks"))]
+pub(super) fn begin_child() {
+    BIRTHS.fetch_add(1, Ordering::Relaxed);
+    for thread in threads().filter(|thread| !thread.is_own()) {
+        thread.section.store(OUTSIDE, Ordering::Relaxed);
+        thread.name.store(0, Ordering::Relaxed);
+        thread.taken.store(false, Ordering::Relaxed);
     }
 }
 
@@ -258,10 +267,17 @@ pub(crate) struct Section {
 }
 
 impl Section {
-    /// One in which the thread may wait for others.
+    /// One in which the thread may wait for others. While another thread forks none begins (`standstill`).
     #[inline]
     pub(super) fn begin(thread: &'static Thread) -> Self {
-        Self::begin_as(LONG, thread)
+        loop {
+            let section = Self::begin_as(LONG, thread);
+            if standstill::may_begin() {
+                return section;
+            }
+            drop(section); // it has waited for nobody
+            standstill::wait();
+        }
     }
 
     /// One in which it waits for nobody.

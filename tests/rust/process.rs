@@ -6,6 +6,8 @@
 
 #[path = "support/child.rs"]
 mod child;
+#[path = "process/shared.rs"]
+mod shared;
 mod support;
 
 use child::{fate_in, fork_and, killed_after};

@@ -9,6 +9,7 @@ import json
 import shutil
 import sys
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -292,11 +293,19 @@ def waiting() -> Iterator[Aim]:
     """Reservations, wake-ups, and a service at twice its memory's capacity."""
     kept = numbers("waiting")
     for which, where in (("alone", ""), ("crowded", ", beside 10,000 waiters")):
-        without, reserved, _ = (row["median_ns"] for row in kept[which].values())
-        own = reserved - without
+        rows = kept[which]
+        own = rows["the same, with a reservation"]["median_ns"] - rows["with a budget and a limit"]["median_ns"]
         yield f"the reservation of a request that need not wait{where}", "100 ns", f"{own:.0f} ns", own <= 100
-    wake_up = kept["wake_up"]["median_ns"] / 1000
-    yield "from the end of what was waited for to the coroutine", "20 us", f"{wake_up:.0f} us", wake_up <= 20
+    wake_up, plain, by_task = (
+        kept["wake_up"][by]["median_ns"] / 1000
+        for by in ("by a thread", "by a thread, of a plain future", "by a task of the same loop")
+    )
+    yield (
+        "from the end of what was waited for to the coroutine",
+        "20 us",
+        f"{by_task:.0f} us by a task of the same loop; {wake_up:.0f} by a thread, where a plain future takes {plain:.0f}",
+        max(by_task, wake_up) <= 20,
+    )
     kept = numbers("overload")
     most = kept["overload"]["wait tenants"]["peak_mib"]
     limit = kept["capacity_bytes"] / MIB
@@ -388,16 +397,22 @@ PARTS: Final[tuple[Callable[[], Iterator[Aim]], ...]] = (
 
 
 def main() -> int:
-    """Writes the table; 1 where a bench was not run."""
+    """Writes the table; 1 where a bench was not run, or wrote something else than its part of the table reads."""
     lines = [
         f"`make bench` on {numbers('arrays')['machine']}, {time.strftime('%Y-%m-%d')}. Ratios are of medians",
         "measured in turn in one run; the raw numbers are in `target/bench/` after it.\n",
         "| measured | aim (at most) | came out | |",
         "| --- | --- | --- | --- |",
     ]
+    unread = 0
     for part in PARTS:
-        for what, aim, outcome, is_met in part():
-            lines.append(f"| {what} | {aim} | {outcome} | {'met' if is_met else '**missed**'} |")
+        try:
+            for what, aim, outcome, is_met in part():
+                lines.append(f"| {what} | {aim} | {outcome} | {'met' if is_met else '**missed**'} |")
+        except Exception:  # the other parts took most of an hour
+            unread += 1
+            lines.append(f"| {part.__name__} | | **not read** | |")
+            traceback.print_exc()
     lines.append("\n![time against NumPy's default, by size](../docs/images/bench.png)")
     kept = RESULTS.read_text(encoding="utf-8") if RESULTS.exists() else f"# Results\n\n{BEGIN}{END}"
     before, _, rest = kept.partition(BEGIN)
@@ -406,7 +421,7 @@ def main() -> int:
     shutil.copyfile(OUT / "arrays.png", PICTURE)
     shutil.copyfile(OUT / "burst.png", PICTURE.with_name("burst.png"))
     print(f"written: {RESULTS}, {PICTURE}")
-    return 0
+    return 1 if unread else 0
 
 
 if __name__ == "__main__":

@@ -4,9 +4,8 @@
 use super::super::trampoline::AtHand;
 use super::slot::Slot;
 use super::state::{AfterEnd, Memory};
-use crate::strategy::account::{Account, Chain, UNCOUNTED};
+use crate::strategy::account::{Account, Chain, Room, UNCOUNTED};
 use crate::strategy::{Kept, Over, Small};
-use crate::sync::Section;
 use std::ptr::NonNull;
 
 /// What threads keep of a request's blocks, if these come from the shared pool, are charged whether or not the request
@@ -25,8 +24,8 @@ impl Slot {
         let state = self.state();
         let kept = state.kept?;
         let account = &**state.chain.own();
-        let Some(section) = account.begin_charge(size_bytes) else { return self.allocate_on_tab(size_bytes) };
-        self.allocate_in(kept, account, section, size_bytes)
+        let Some(room) = account.begin_charge(size_bytes) else { return self.allocate_on_tab(size_bytes) };
+        self.allocate_in(kept, account, room, size_bytes)
     }
 
     /// The same where several threads use the request.
@@ -34,21 +33,22 @@ impl Slot {
     fn allocate_on_tab(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         let state = self.state();
         let kept = state.kept?;
-        let Some((tab, section)) = state.chain.begin_charge_on_tab(size_bytes) else {
+        let Some((tab, room)) = state.chain.begin_charge_on_tab(size_bytes) else {
             return self.allocate_elsewhere(size_bytes);
         };
-        self.allocate_in(kept, tab, section, size_bytes)
+        self.allocate_in(kept, tab, room, size_bytes)
     }
 
     /// Where a charge to `account` alone was begun.
     #[inline(always)]
-    fn allocate_in(&self, kept: Kept, account: &Account, section: Section, size_bytes: usize) -> Option<NonNull<u8>> {
+    fn allocate_in(&self, kept: Kept, account: &Account, room: Room, size_bytes: usize) -> Option<NonNull<u8>> {
         let mut over = Over::default();
         let Some(block) = kept.take_sized(size_bytes, &mut over) else {
-            drop(section); // before others may be called
+            drop(room); // before others may be called
             return self.give_back(over);
         };
-        if account.charged(size_bytes, &section) { self.hold_first(block, section) } else { Some(block) }
+        account.charged(size_bytes, room);
+        Some(block)
     }
 
     #[cold]
@@ -72,14 +72,6 @@ impl Slot {
         block
     }
 
-    /// For the first block after the end: the section ends with it.
-    #[cold]
-    #[inline(never)]
-    fn hold_first(&self, block: NonNull<u8>, _section: Section) -> Option<NonNull<u8>> {
-        self.hold_again();
-        Some(block)
-    }
-
     /// Takes a block back; false if it has to go the long way, and nothing was done.
     ///
     /// # Safety
@@ -94,12 +86,12 @@ impl Slot {
         if size_bytes == UNCOUNTED {
             return false;
         }
-        let Some(is_last) = state.chain.own().give_small_back(size_bytes) else {
+        if !state.chain.own().give_small_back(size_bytes) {
             // SAFETY: a live block of this slot with this record and size, which the caller gives up.
             return unsafe { self.release_on_tab(small, block, size_bytes) };
-        };
+        }
         // SAFETY: a live block of the pool with this record, which the caller gives up.
-        unsafe { self.put_away(kept, small, block, is_last) }
+        unsafe { put_away(kept, small, block) }
     }
 
     /// Where several threads use the request.
@@ -110,12 +102,12 @@ impl Slot {
     unsafe fn release_on_tab(&self, small: Small, block: NonNull<u8>, size_bytes: usize) -> bool {
         let state = self.state();
         let Some(kept) = state.kept else { return false };
-        let Some(is_last) = state.chain.give_small_back_on_tab(size_bytes) else {
+        if !state.chain.give_small_back_on_tab(size_bytes) {
             // SAFETY: a live block of this slot with this record and size, which the caller gives up.
             return unsafe { self.release_elsewhere(small, block, size_bytes) };
-        };
+        }
         // SAFETY: a live block of the pool with this record, which the caller gives up.
-        unsafe { self.put_away(kept, small, block, is_last) }
+        unsafe { put_away(kept, small, block) }
     }
 
     /// Where one account is not enough.
@@ -127,31 +119,14 @@ impl Slot {
         let state = self.state();
         let Some(kept) = state.kept else { return false };
         let Some(is_last) = state.chain.give_back_to_all(size_bytes) else { return false };
+        // If it is the last one of a request that is over, the state may go with it; if not, another thread may have
+        // taken that away.
         // SAFETY: a live block of the pool with this record, which the caller gives up.
-        unsafe { self.put_away(kept, small, block, is_last) }
-    }
-
-    /// Keeps a block whose charge was given back; true.
-    ///
-    /// # Safety
-    /// - `block` is a live block of the pool with this record, and not used again.
-    #[inline(always)]
-    unsafe fn put_away(&self, kept: Kept, small: Small, block: NonNull<u8>, is_last: bool) -> bool {
-        // SAFETY: a live block of the pool with this record, which the caller gives up.
-        let over = unsafe { kept.try_keep(small, block) };
-        if over.is_none() && !is_last { true } else { self.finish_release(kept, over, is_last) }
-    }
-
-    /// What is left to do once a block's charge was given back. If it is the last one of a request that is over, the
-    /// state may go with it; if not, another thread may have taken that away.
-    #[cold]
-    #[inline(never)]
-    fn finish_release(&self, kept: Kept, over: Over, is_last: bool) -> bool {
-        kept.give_back(over);
+        let is_done = unsafe { put_away(kept, small, block) };
         if is_last {
             self.immortal().let_go();
         }
-        true
+        is_done
     }
 
     /// A large block that came back to the pool lately, charged, where that concerns the own account alone.
@@ -162,11 +137,12 @@ impl Slot {
         let account = state.chain.own();
         drop(account.begin_charge(size_bytes)?); // whether it is worth while: the pool's lock is not taken inside of it
         let block = kept.take_recent_sized(size_bytes)?;
-        let Some(section) = account.begin_charge(size_bytes) else {
+        let Some(room) = account.begin_charge(size_bytes) else {
             kept.give_recent_back(block);
             return None;
         };
-        if account.charged(size_bytes, &section) { self.hold_first(block, section) } else { Some(block) }
+        account.charged(size_bytes, room);
+        Some(block)
     }
 
     /// The block with room for more bytes, and its first bytes kept; `None` if it has to go the long way, and nothing
@@ -196,6 +172,24 @@ impl Slot {
         }
         Some(grown)
     }
+}
+
+/// Keeps a block whose charge was given back; true.
+///
+/// # Safety
+/// - `block` is a live block of the pool with this record, and not used again.
+#[inline(always)]
+unsafe fn put_away(kept: Kept, small: Small, block: NonNull<u8>) -> bool {
+    // SAFETY: a live block of the pool with this record, which the caller gives up.
+    let over = unsafe { kept.try_keep(small, block) };
+    if over.is_none() { true } else { put_over(kept, over) }
+}
+
+#[cold]
+#[inline(never)]
+fn put_over(kept: Kept, over: Over) -> bool {
+    kept.give_back(over);
+    true
 }
 
 impl AtHand for Slot {

@@ -6,9 +6,7 @@ use super::lending::{recall, with_exact};
 use super::refused::ENDED;
 use super::reserved::{Cover, Covers, Reservation, room_came};
 use super::tabs::Tabs;
-use super::{
-    Account, Accounts, Kind, MAX_DEPTH, OwnerLock, Parts, RELAXED, Refused, Stats, TINY_BYTES, count, subtract,
-};
+use super::{Account, Accounts, Kind, MAX_DEPTH, OwnerLock, Parts, RELAXED, Refused, Stats, TINY_BYTES, count};
 use crate::error::Error;
 use crate::strategy::pool::clock;
 use crate::sync::with_all;
@@ -274,7 +272,7 @@ impl Chain {
     pub(crate) fn commit(&self, bytes: usize, blocks: usize) {
         self.with_accounts(|| {
             for account in self.accounts() {
-                subtract(&account.pending_bytes, bytes);
+                account.subtract_pending(bytes);
                 account.take(bytes, blocks);
             }
         });
@@ -361,7 +359,7 @@ impl Chain {
     pub(crate) fn commit_block(&self, bytes: usize, first: impl FnOnce()) {
         self.with_accounts(|| {
             for account in self.accounts() {
-                subtract(&account.pending_bytes, bytes);
+                account.subtract_pending(bytes);
                 account.take(bytes, 1);
             }
             self.add_own(first);
@@ -492,6 +490,7 @@ impl Chain {
             if refuses_late {
                 self.own.floor_bytes.store(self.own.live_bytes.load(RELAXED), RELAXED);
             }
+            self.own.set_ceiling();
             (self.own.numbers(), self.own.own_blocks.load(RELAXED) > 0)
         })
     }

@@ -19,6 +19,7 @@ impl Account {
             if is_fresh {
                 self.is_chosen.store(true, RELAXED);
                 self.enforced_bytes.store(0, RELAXED);
+                self.set_ceiling();
             }
             is_fresh
         });
@@ -44,6 +45,7 @@ impl Account {
         let was_chosen = self.is_chosen.swap(false, RELAXED);
         if was_chosen {
             self.enforced_bytes.store(self.limit_bytes(), RELAXED);
+            self.set_ceiling();
         }
         was_chosen
     }

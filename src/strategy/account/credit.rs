@@ -129,6 +129,7 @@ impl Chain {
     /// share it, for this thread's tab. Under the locks of all.
     pub(super) fn borrow(&self) {
         let own: &Arc<Account> = &self.own;
+        self.open_again();
         if !self.is_plain() || !own.is_of_request() || !own.wants_to_borrow() {
             return;
         }
@@ -142,8 +143,8 @@ impl Chain {
         if lenders.is_empty() {
             return;
         }
-        let is_fit = !own.has_ended() && !own.is_wanted();
-        let bytes = if is_fit { lenders.iter().map(|account| account.lendable_bytes()).min() } else { None };
+        let bytes =
+            if !own.looks_at_changes() { lenders.iter().map(|account| account.lendable_bytes()).min() } else { None };
         let Some(bytes) = bytes.filter(|&bytes| bytes > 0) else { return own.credit.wait.store(AGAIN, RELAXED) };
         let live = borrower.live_bytes.load(RELAXED);
         // As much as it needed before, and of what threads share no more than a part each: the rest is for others, who
@@ -152,7 +153,7 @@ impl Chain {
         let needed = borrower.peak_bytes().saturating_sub(live).max(step);
         let bytes = needed.min(bytes / self.tabs.count().max(1));
         lenders.iter().for_each(|account| account.lend(borrower, bytes));
-        borrower.ceiling.store(live + bytes, RELAXED);
+        borrower.ceiling.store((live + bytes).min(borrower.enforced_bytes.load(RELAXED)), RELAXED);
         borrower.credit.borrows.store(true, RELAXED);
     }
 }

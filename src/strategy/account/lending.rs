@@ -9,7 +9,7 @@
 //! - whoever has to know its numbers calls the loans in ([`recall`]), and no request has any then.
 
 use super::lent::{Counted, FIRST_LOANS, Loan, MAX_LOANS};
-use super::{Account, Kind, RELAXED, add, subtract};
+use super::{Account, RELAXED, add, subtract};
 use crate::sync::{wait_for_brief_sections, with_all};
 use crate::unattributed::unattributed;
 use std::sync::Arc;
@@ -119,16 +119,7 @@ impl Account {
         subtract(&self.lending.bytes, loan.bytes);
         // Release: who finds no loan, without the lock, finds what was collected (`live_bytes`).
         self.lending.count.store(self.lending.count.load(RELAXED) - 1, Ordering::Release);
-        self.closes_or_opens();
-    }
-
-    /// The owner of a request that is its only account charges that alone, while nothing of it is lent.
-    fn closes_or_opens(&self) {
-        if let Kind::Request { above, .. } = &self.kind
-            && above.is_empty()
-        {
-            self.ceiling.store(if self.lends() { 0 } else { usize::MAX }, RELAXED);
-        }
+        self.set_ceiling();
     }
 
     #[allow(unsafe_code, reason = "a cell under the account's lock")]
@@ -202,7 +193,7 @@ impl Account {
         add(&self.lending.bytes, bytes);
         // Release: who finds a loan, without the lock, takes the lock.
         self.lending.count.store(self.lending.count.load(RELAXED) + 1, Ordering::Release);
-        self.closes_or_opens();
+        self.set_ceiling();
     }
 
     /// Its live bytes, with what is lent and used. The loans stay.

@@ -28,6 +28,7 @@ impl Account {
             }
             let live_bytes = self.live_bytes.load(RELAXED);
             self.floor_bytes.store(if live_bytes > limit_bytes { live_bytes } else { 0 }, RELAXED);
+            self.set_ceiling();
             Some((self.is_wanted(), limit_bytes < before))
         });
         let Some((is_wanted, is_lower)) = changed else { return false };

@@ -11,6 +11,7 @@
 
 mod above;
 mod asking;
+mod ceiling;
 mod chain;
 mod choice;
 mod chosen;
@@ -54,6 +55,7 @@ pub(crate) use parts::{WHOLE_REQUESTS, Weight};
 pub(crate) use pending::Pending;
 pub(crate) use refused::{Refusal, Refused};
 pub(crate) use reserved::{OnRoom, on_room, shrank};
+pub(crate) use small::Room;
 pub use stats::Stats;
 #[cfg(ctxalloc_whole)]
 pub(crate) use whole::Force;
@@ -106,9 +108,9 @@ pub(crate) struct Account {
     enforced_bytes: AtomicUsize,
     /// Without what was lent and used.
     live_bytes: AtomicUsize,
-    /// Up to how many live bytes the owner of a request may charge it without a look at the accounts above: with any
-    /// where there are none, with none where they have lent nothing. Changed under the locks of all these, and set to
-    /// 0 under that of one which calls its loan in.
+    /// Up to how many live bytes the owner of a request may charge it, and whether it may give back, without a look at
+    /// anything else: see [`set_ceiling`](Self::set_ceiling). Changed under the lock; and set to 0 under that of an
+    /// account above which calls its loan in.
     ceiling: AtomicUsize,
     /// Of a request: what it has borrowed.
     credit: Credit,
@@ -220,7 +222,7 @@ impl Account {
             limit_bytes: AtomicUsize::new(limit_bytes.unwrap_or(UNLIMITED)),
             enforced_bytes: AtomicUsize::new(limit_bytes.unwrap_or(UNLIMITED)),
             live_bytes: AtomicUsize::new(0),
-            ceiling: AtomicUsize::new(if is_alone { usize::MAX } else { 0 }),
+            ceiling: AtomicUsize::new(if is_alone { limit_bytes.unwrap_or(UNLIMITED) } else { 0 }),
             credit: Credit::none(),
             lending: Lending::none(),
             pending_bytes: AtomicUsize::new(0),
@@ -410,6 +412,9 @@ impl Account {
         }
         self.live_bytes.store(live, Ordering::Release);
         count(&self.total_bytes, bytes as u64);
+        if self.total_bytes.load(RELAXED) > u64::MAX / 2 {
+            self.set_ceiling();
+        }
         if blocks > 0 {
             add(&self.live_blocks, blocks);
             count(&self.total_blocks, blocks as u64);
@@ -423,10 +428,7 @@ impl Account {
             self.call_in();
         }
         subtract(&self.live_bytes, bytes);
-        let live_bytes = self.live_bytes.load(RELAXED);
-        if self.floor_bytes.load(RELAXED) > live_bytes {
-            self.floor_bytes.store(live_bytes, RELAXED);
-        }
+        self.lower_floor(self.live_bytes.load(RELAXED));
         subtract(&self.live_blocks, blocks);
     }
 

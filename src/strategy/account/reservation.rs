@@ -61,7 +61,7 @@ impl Chain {
         self.accounts().iter().for_each(|account| account.take(bytes, blocks));
         let Some(covers) = &self.covers else { return };
         self.prepare(covers, Change::Growth, bytes);
-        self.change_each(covers, bytes, |account, step| subtract(&account.pending_bytes, bytes - step), add);
+        self.change_each(covers, bytes, |account, step| account.subtract_pending(bytes - step), add);
     }
 
     /// Undoes [`give_back_each`](Self::give_back_each) of no block: nothing was made.
@@ -70,7 +70,7 @@ impl Chain {
         self.accounts().iter().for_each(|account| account.put_back(bytes));
         let Some(covers) = &self.covers else { return };
         self.prepare(covers, Change::Growth, bytes);
-        self.change_each(covers, bytes, |account, step| subtract(&account.pending_bytes, bytes - step), add);
+        self.change_each(covers, bytes, |account, step| account.subtract_pending(bytes - step), add);
     }
 
     /// Gives a charge back to all accounts. Returns whether one of them is wanted.
@@ -83,7 +83,7 @@ impl Chain {
         }
         if let Some(covers) = &self.covers {
             self.prepare(covers, Change::Shrinkage, bytes);
-            self.change_each(covers, bytes, |account, step| add(&account.pending_bytes, bytes - step), subtract);
+            self.change_each(covers, bytes, |account, step| account.add_pending(bytes - step), subtract);
         }
         is_wanted
     }
@@ -91,19 +91,19 @@ impl Chain {
     /// Adds bytes of a block that is being made.
     pub(super) fn add_pending_each(&self, bytes: usize) {
         let Some(covers) = &self.covers else {
-            return self.accounts().iter().for_each(|account| add(&account.pending_bytes, bytes));
+            return self.accounts().iter().for_each(|account| account.add_pending(bytes));
         };
         self.prepare(covers, Change::Growth, bytes);
-        self.change_each(covers, bytes, |account, step| add(&account.pending_bytes, step), add);
+        self.change_each(covers, bytes, Account::add_pending, add);
     }
 
     /// Takes them off again. Returns whether an account is wanted.
     pub(super) fn subtract_pending_each(&self, bytes: usize) -> bool {
         match &self.covers {
-            None => self.accounts().iter().for_each(|account| subtract(&account.pending_bytes, bytes)),
+            None => self.accounts().iter().for_each(|account| account.subtract_pending(bytes)),
             Some(covers) => {
                 self.prepare(covers, Change::Shrinkage, bytes);
-                self.change_each(covers, bytes, |account, step| subtract(&account.pending_bytes, step), subtract);
+                self.change_each(covers, bytes, Account::subtract_pending, subtract);
             }
         }
         self.accounts().iter().any(|account| account.is_wanted())
@@ -184,6 +184,7 @@ impl Chain {
             let mut want = |at: usize| {
                 if let Some(full) = &mut full {
                     self.accounts()[at].wanted.store(true, RELAXED);
+                    self.accounts()[at].set_ceiling();
                     full.push(at);
                 }
             };
@@ -198,7 +199,7 @@ impl Chain {
                 return false;
             }
             own.bytes.store(bytes, RELAXED);
-            self.change_above(covers, add);
+            self.change_above(covers, Account::add_pending, add);
             true
         })
     }
@@ -211,7 +212,7 @@ impl Chain {
             let is_free = above.iter().all(|account| !account.is_wanted() && account.has_room_for(bytes));
             if is_free {
                 own.bytes.store(bytes, RELAXED);
-                above.iter().for_each(|account| add(&account.pending_bytes, bytes));
+                above.iter().for_each(|account| account.add_pending(bytes));
             }
             is_free
         })
@@ -290,10 +291,10 @@ impl Chain {
             own.bytes.store(0, RELAXED);
             let left = reserved.saturating_sub(covered);
             if covers.is_own() {
-                self.above().iter().for_each(|account| subtract(&account.pending_bytes, left));
+                self.above().iter().for_each(|account| account.subtract_pending(left));
             } else {
                 self.pass_on(covers, Change::Shrinkage, left);
-                self.change_above(covers, subtract);
+                self.change_above(covers, Account::subtract_pending, subtract);
             }
             (self.above().iter().any(|account| account.is_wanted()), work())
         });
@@ -318,12 +319,12 @@ impl Chain {
     }
 
     /// Changes the accounts above by what [`pass_on`](Self::pass_on) worked out.
-    fn change_above(&self, covers: &[Cover], change: impl Fn(&AtomicUsize, usize)) {
+    fn change_above(&self, covers: &[Cover], pending: impl Fn(&Account, usize), covered: impl Fn(&AtomicUsize, usize)) {
         for at in 1..covers.len() {
             let step = self.step(covers, at, 0);
-            change(&self.accounts()[at].pending_bytes, step);
+            pending(&self.accounts()[at], step);
             if covers[at].is_drawn_on {
-                change(&self.reservation(at).covered_bytes, step);
+                covered(&self.reservation(at).covered_bytes, step);
             }
         }
     }

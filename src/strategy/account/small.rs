@@ -5,91 +5,97 @@
 //! own account alone, within what those above have lent it. Those of [`Chain`] also charge a thread's tab, or all
 //! accounts where this thread has all of them to itself.
 
-use super::{Account, Chain, RELAXED, count};
+use super::{Account, Chain, RELAXED};
 use crate::sync::{Section, enter_all_owned};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+/// The section in which a charge may follow, of the account's own numbers alone.
+pub(crate) struct Room {
+    section: Section,
+    /// What is in use with it.
+    live_bytes: usize,
+}
+
 impl Account {
-    /// `take`, where there is room and the number of blocks does not overflow: they are made one by one.
+    /// `take`, where there is room and no number overflows: see `looks_at_changes`.
     #[inline(always)]
-    fn take_small(&self, bytes: usize, blocks: usize) {
-        let live = self.live_bytes.load(RELAXED).wrapping_add(bytes);
-        if live > self.peak_bytes.load(RELAXED) {
-            self.peak_bytes.store(live, RELAXED);
+    fn take_small(&self, live_bytes: usize, bytes: usize, blocks: usize) {
+        if live_bytes > self.peak_bytes.load(RELAXED) {
+            self.peak_bytes.store(live_bytes, RELAXED);
         }
-        self.live_bytes.store(live, Ordering::Release); // as in `take`
-        count(&self.total_bytes, bytes as u64); // what comes from elsewhere may be charged in any size
+        self.live_bytes.store(live_bytes, Ordering::Release); // as in `take`
+        self.total_bytes.store(self.total_bytes.load(RELAXED).wrapping_add(bytes as u64), RELAXED);
         self.live_blocks.store(self.live_blocks.load(RELAXED).wrapping_add(blocks), RELAXED);
         self.total_blocks.store(self.total_blocks.load(RELAXED).wrapping_add(blocks as u64), RELAXED);
     }
 
     #[inline(always)]
     fn give_small(&self, bytes: usize) {
-        let (before, blocks) = (self.live_bytes.load(RELAXED), self.live_blocks.load(RELAXED));
-        debug_assert!(before >= bytes && blocks > 0, "an account was given back more than it had");
-        let live = before.wrapping_sub(bytes);
-        self.live_bytes.store(live, RELAXED);
-        if self.floor_bytes.load(RELAXED) > live {
-            self.floor_bytes.store(live, RELAXED);
-        }
-        self.live_blocks.store(blocks.wrapping_sub(1), RELAXED);
+        debug_assert!(self.live_bytes.load(RELAXED) >= bytes, "an account was given back more than it had");
+        debug_assert!(self.live_blocks.load(RELAXED) > 0, "an account was given back more than it had");
+        self.live_bytes.store(self.live_bytes.load(RELAXED).wrapping_sub(bytes), RELAXED);
+        self.live_blocks.store(self.live_blocks.load(RELAXED).wrapping_sub(1), RELAXED);
     }
 
-    /// Begins to charge a small block to this account alone: the section in which [`charged`](Self::charged) may
-    /// follow, if this thread owns the account, there is room, and no other account has to know. As
+    /// Begins to charge a small block to this account alone: after it [`charged`](Self::charged) may follow, if this
+    /// thread owns the account, there is room, and nothing else is to be looked at. As
     /// [`Chain::charge_small`], and without closures, since the compiler is not sure to inline those.
     #[inline(always)]
-    pub(crate) fn begin_charge(&self, bytes: usize) -> Option<Section> {
-        let section = self.lock.enter_owned()?;
-        if self.has_credit_for(bytes) { Some(section) } else { None }
+    pub(crate) fn begin_charge(&self, bytes: usize) -> Option<Room> {
+        self.room_for(bytes, self.lock.enter_owned()?)
     }
 
     #[inline(always)]
-    fn has_credit_for(&self, bytes: usize) -> bool {
-        let Some(live) = self.live_bytes.load(RELAXED).checked_add(bytes) else { return false };
-        let is_within = live <= self.enforced_bytes.load(RELAXED) && live <= self.ceiling.load(RELAXED);
-        is_within && self.pending_bytes.load(RELAXED) == 0 // it seldom has any: no sum is worth while
+    fn room_for(&self, bytes: usize, section: Section) -> Option<Room> {
+        let live_bytes = self.live_bytes.load(RELAXED).checked_add(bytes)?;
+        if live_bytes <= self.ceiling.load(RELAXED) { Some(Room { section, live_bytes }) } else { None }
+    }
+
+    /// Charges the block for which this was begun. The request has not ended: none is the first one after its end.
+    #[inline(always)]
+    pub(crate) fn charged(&self, bytes: usize, room: Room) {
+        self.take_small(room.live_bytes, bytes, 1);
+        self.own_blocks.store(self.own_blocks.load(RELAXED).wrapping_add(1), RELAXED);
+        drop(room.section);
     }
 
     /// `last` follows, within the same section.
     #[inline(always)]
     fn grow_in<R>(
         &self,
-        _section: &Section,
+        room: Room,
         bytes: usize,
         blocks: usize,
         make: impl FnOnce() -> Option<R>,
         last: impl FnOnce(&Self),
     ) -> Option<R> {
         let made = make()?;
-        self.take_small(bytes, blocks);
+        self.take_small(room.live_bytes, bytes, blocks);
         last(self);
+        drop(room.section);
         Some(made)
     }
 
-    /// Charges the block for which `_section` was begun. Whether it is the only one of a request that has ended.
-    #[inline(always)]
-    pub(crate) fn charged(&self, bytes: usize, _section: &Section) -> bool {
-        self.take_small(bytes, 1);
-        self.add_one()
-    }
-
-    /// [`Chain::give_small_back`] where no other account has to know; else `None`, and nothing has changed.
+    /// [`Chain::give_small_back`] where nothing else is to be looked at, and so no block is the last one of a request
+    /// that has ended; false, and nothing has changed, where it is.
     #[inline(always)]
     #[must_use]
-    pub(crate) fn give_small_back(&self, bytes: usize) -> Option<bool> {
-        let section = self.lock.enter_owned()?;
-        self.give_small_back_in(&section, bytes)
+    pub(crate) fn give_small_back(&self, bytes: usize) -> bool {
+        match self.lock.enter_owned() {
+            Some(section) => self.give_small_back_in(&section, bytes),
+            None => false,
+        }
     }
 
     #[inline(always)]
-    pub(super) fn give_small_back_in(&self, _section: &Section, bytes: usize) -> Option<bool> {
-        if self.is_wanted() || self.ceiling.load(RELAXED) == 0 {
-            return None;
+    pub(super) fn give_small_back_in(&self, _section: &Section, bytes: usize) -> bool {
+        if self.ceiling.load(RELAXED) == 0 {
+            return false;
         }
         self.give_small(bytes);
-        Some(self.remove_own())
+        self.own_blocks.store(self.own_blocks.load(RELAXED).wrapping_sub(1), RELAXED);
+        true
     }
 }
 
@@ -101,9 +107,9 @@ impl Chain {
 
     /// [`Account::begin_charge`] for this thread's tab.
     #[inline(always)]
-    pub(crate) fn begin_charge_on_tab(&self, bytes: usize) -> Option<(&Account, Section)> {
+    pub(crate) fn begin_charge_on_tab(&self, bytes: usize) -> Option<(&Account, Room)> {
         let (tab, section) = self.tabs.enter()?;
-        if tab.has_credit_for(bytes) { Some((tab, section)) } else { None }
+        Some((tab, tab.room_for(bytes, section)?))
     }
 
     /// Charges the block that `make` makes, if this thread has an account to itself that has room; `None` if not, or
@@ -148,11 +154,11 @@ impl Chain {
         last: impl FnOnce(&Account),
     ) -> Option<R> {
         debug_assert!(self.is_plain());
-        if let Some(section) = self.own.begin_charge(bytes) {
-            return self.own.grow_in(&section, bytes, blocks, make, last);
+        if let Some(room) = self.own.begin_charge(bytes) {
+            return self.own.grow_in(room, bytes, blocks, make, last);
         }
-        if let Some((tab, section)) = self.begin_charge_on_tab(bytes) {
-            return tab.grow_in(&section, bytes, blocks, make, last);
+        if let Some((tab, room)) = self.begin_charge_on_tab(bytes) {
+            return tab.grow_in(room, bytes, blocks, make, last);
         }
         self.grow_all_by(bytes, blocks, make, last)
     }
@@ -173,9 +179,17 @@ impl Chain {
             return None;
         }
         let made = make()?;
-        accounts.iter().for_each(|account| account.take_small(bytes, blocks));
+        accounts.iter().for_each(|account| account.take(bytes, blocks));
         last(&self.own);
+        self.open_again();
         Some(made)
+    }
+
+    /// The queue says without the lock that nobody waits any more. Under the lock.
+    pub(super) fn open_again(&self) {
+        if self.is_alone() {
+            self.own.set_ceiling();
+        }
     }
 
     /// Whether the next charge had better go the long way, on which the request may borrow. Under the own lock.
@@ -188,20 +202,22 @@ impl Chain {
     #[inline(always)]
     #[must_use]
     pub(crate) fn give_small_back(&self, bytes: usize) -> Option<bool> {
-        self.own.give_small_back(bytes).or_else(|| self.give_back_elsewhere(bytes))
+        if self.own.give_small_back(bytes) { Some(false) } else { self.give_back_elsewhere(bytes) }
     }
 
-    /// The same where this thread's tab is enough.
+    /// The same where this thread's tab is enough; false if it is not.
     #[inline(always)]
     #[must_use]
-    pub(crate) fn give_small_back_on_tab(&self, bytes: usize) -> Option<bool> {
-        let (tab, section) = self.tabs.enter()?;
-        tab.give_small_back_in(&section, bytes)
+    pub(crate) fn give_small_back_on_tab(&self, bytes: usize) -> bool {
+        match self.tabs.enter() {
+            Some((tab, section)) => tab.give_small_back_in(&section, bytes),
+            None => false,
+        }
     }
 
     #[inline(never)]
     fn give_back_elsewhere(&self, bytes: usize) -> Option<bool> {
-        self.give_small_back_on_tab(bytes).or_else(|| self.give_back_to_all(bytes))
+        if self.give_small_back_on_tab(bytes) { Some(false) } else { self.give_back_to_all(bytes) }
     }
 
     /// The same where neither the own account is nor a tab.
@@ -215,7 +231,8 @@ impl Chain {
         if is_wanted || self.own.borrows() || self.should_borrow() {
             return None;
         }
-        accounts.iter().for_each(|account| account.give_small(bytes));
+        accounts.iter().for_each(|account| account.give_back(bytes, 1));
+        self.open_again();
         Some(self.own.remove_own())
     }
 }

@@ -252,7 +252,10 @@ impl Chain {
                     if let Some(at) = self.refusing(new.bytes, usize::MAX, false) {
                         from.put_back_each(old.bytes);
                         let each = from.accounts().iter().zip(&floors);
-                        each.for_each(|(account, &floor)| account.floor_bytes.store(floor, RELAXED));
+                        each.for_each(|(account, &floor)| {
+                            account.floor_bytes.store(floor, RELAXED);
+                            account.set_ceiling();
+                        });
                         let was_there = if from.reaches(&self.accounts()[at]) { old.bytes } else { 0 };
                         let missing = new.bytes.saturating_sub(was_there);
                         self.note(self.refuse(at, missing, false));
@@ -287,21 +290,21 @@ impl Chain {
     #[inline(always)]
     #[must_use]
     pub(crate) fn give_whole_back(&self, weight: Weight) -> bool {
-        match self.give_whole_shortly(weight) {
-            Some(is_last) => is_last,
-            None => self.give_whole_back_slowly(weight),
-        }
+        !self.give_whole_shortly(weight) && self.give_whole_back_slowly(weight)
     }
 
-    /// The common case, as in [`give_small_back`](Self::give_small_back).
+    /// The common case, as in [`give_small_back`](Self::give_small_back); false: it is not that, and nothing has
+    /// changed.
     #[inline(always)]
-    fn give_whole_shortly(&self, weight: Weight) -> Option<bool> {
-        let parts = self.own_parts()?;
-        let section = self.own.lock.enter_owned()?;
-        let is_last = self.own.give_small_back_in(&section, weight.bytes)?;
+    fn give_whole_shortly(&self, weight: Weight) -> bool {
+        let Some(parts) = self.own_parts() else { return false };
+        let Some(section) = self.own.lock.enter_owned() else { return false };
+        if !self.own.give_small_back_in(&section, weight.bytes) {
+            return false;
+        }
         parts.note_peak(self.own.peak_bytes());
         parts.change(weight, false);
-        Some(is_last)
+        true
     }
 
     #[inline(never)]

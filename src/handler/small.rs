@@ -47,13 +47,20 @@ fn allocate_by(
     if handler.is_request() {
         allocate_in_request(slot_behind(handler)?, size_bytes)
     } else if is_pool(handler) {
-        take(Pool::shared().kept())
+        take(Pool::shared_before()?.kept())
+    } else if is_system(handler) {
+        allocate_on_heap(size_bytes)
     } else {
-        // Where the C heap is watched, its blocks of a handler are told from others on the long way; so is a size that
-        // no block can have.
-        let is_heap = is_system(handler) && !is_watched() && isize::try_from(size_bytes).is_ok();
-        if is_heap { System.allocate(size_bytes) } else { None }
+        None
     }
+}
+
+#[inline(never)]
+fn allocate_on_heap(size_bytes: usize) -> Option<NonNull<u8>> {
+    // Where the C heap is watched, its blocks of a handler are told from others on the long way; so is a size that
+    // no block can have.
+    let goes_shortly = !is_watched() && isize::try_from(size_bytes).is_ok();
+    if goes_shortly { System.allocate(size_bytes) } else { None }
 }
 
 /// A function of its own, as [`release_in_request`] is: what it saves and restores, the others need not.
@@ -75,18 +82,29 @@ pub(crate) unsafe fn release(handler: Handler, block: NonNull<u8>) -> bool {
         // SAFETY: a live block of the slot, which it holds; given up where this succeeds (this function's contract).
         return slot_behind(handler).is_some_and(|slot| unsafe { release_in_request(slot, block) });
     }
-    if !is_pool(handler) {
-        let is_heap = is_system(handler) && !is_watched();
-        if is_heap {
-            // SAFETY: a live block of the C heap, given up by this.
-            unsafe { System.release(block) };
-        }
-        return is_heap;
+    if is_pool(handler) {
+        // SAFETY: a live block of the shared pool, given up where this succeeds (this function's contract).
+        return unsafe { release_in_pool(block) };
     }
+    let is_heap = is_system(handler) && !is_watched();
+    if is_heap {
+        // SAFETY: a live block of the C heap, given up by this.
+        unsafe { System.release(block) };
+    }
+    is_heap
+}
+
+/// A function of its own, as [`release_in_request`] is.
+///
+/// # Safety
+/// - `block` is a live block of the shared pool; after `true` it is not used again.
+#[inline(never)]
+unsafe fn release_in_pool(block: NonNull<u8>) -> bool {
+    let Some(pool) = Pool::shared_before() else { return false };
     // SAFETY: a live block of the shared pool, given up where it is a small one.
     unsafe {
         let Some(small) = Small::of(block) else { return false };
-        Pool::shared().kept().keep(small, block);
+        pool.kept().keep(small, block);
     }
     true
 }

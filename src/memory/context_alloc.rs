@@ -119,10 +119,12 @@ impl ContextAlloc {
         })
     }
 
-    /// [`give_back`](Blocks::give_back) of any block.
+    /// [`give_back`](Blocks::give_back) of any block. No part of what each container is compiled with.
     ///
     /// # Safety
     /// - as for that one.
+    #[cold]
+    #[inline(never)]
     unsafe fn give_any_back(&self, block: NonNull<u8>, layout: Layout) {
         if layout.size() == 0 {
             return;

@@ -97,18 +97,20 @@ impl Drop for Number {
     }
 }
 
-/// One thread's blocks of one pool.
+/// One thread's blocks of one pool. In this order: what is at its beginning is reached by shorter instructions.
+#[repr(C)]
 pub(super) struct Cache {
-    serial: u64,
     bins: [Bin; BINS],
-    /// Those of each bin are together, the most recently used last: see [`STARTS`].
-    blocks: [NonNull<u8>; PLACES],
+    serial: u64,
     /// Where the blocks go when the thread ends.
     home: Weak<dyn Home>,
+    /// Those of each bin are together, the most recently used last: see [`STARTS`].
+    blocks: [NonNull<u8>; PLACES],
 }
 
 /// Where the blocks of one class are among those of the cache.
 #[derive(Clone, Copy)]
+#[repr(align(16))] // so that a shift finds it
 struct Bin {
     /// The first place, which never changes.
     start: u32,

@@ -98,13 +98,20 @@ impl Pool {
     /// The process's pool, behind the handler `pool`. Requests and their arenas take their memory from it.
     #[inline]
     pub fn shared() -> &'static Self {
-        static SHARED: Made<Pool> = Made::new();
-        match SHARED.get() {
+        match Self::shared_before() {
             Some(shared) => shared,
             None => SHARED.get_or_make(Self::new),
         }
     }
+
+    /// The same, if somebody has used it before.
+    #[inline]
+    pub(crate) fn shared_before() -> Option<&'static Self> {
+        SHARED.get()
+    }
 }
+
+static SHARED: Made<Pool> = Made::new();
 
 impl Default for Pool {
     fn default() -> Self {

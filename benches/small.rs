@@ -259,7 +259,7 @@ fn shared(parent: Option<&Budget>) -> Budget {
 type Alone = (&'static str, fn(usize));
 
 /// For callgrind: which allocator runs which shape, the mixed one unless the word says another, by its word.
-const ALONE: [Alone; 15] = [
+const ALONE: [Alone; 20] = [
     ("mimalloc", |rounds| (0..rounds).for_each(|_| Mixed.run(&Mimalloc))),
     ("pool", |rounds| (0..rounds).for_each(|_| Mixed.run(&ByStrategy))),
     ("context", |rounds| (0..rounds).for_each(|_| Mixed.run(&in_handler("pool")))),
@@ -279,6 +279,11 @@ const ALONE: [Alone; 15] = [
     ("strings-threads", |rounds| after_another_thread(Strings, rounds)),
     ("strings-together", |rounds| on_two_at_once(Strings, rounds)),
     ("strings-in-turns", |rounds| on_two_in_turns(Strings, rounds)),
+    ("strings-mimalloc", |rounds| (0..rounds).for_each(|_| Strings.run(&Mimalloc))),
+    ("strings-pool", |rounds| (0..rounds).for_each(|_| Strings.run(&ByStrategy))),
+    ("push-mimalloc", |rounds| (0..rounds).for_each(|_| Push.run(&Mimalloc))),
+    ("push-pool", |rounds| (0..rounds).for_each(|_| Push.run(&ByStrategy))),
+    ("push-alone", |rounds| in_request(Push, rounds, request())),
     // So many thousand requests that allocate nothing.
     ("begin-end", |rounds| {
         let tenant = shared(None);

@@ -205,7 +205,7 @@ impl<P: Pages> Pool<P> {
 
     #[cold]
     #[inline(never)]
-    fn release_small_slowly(&self, class: usize, block: NonNull<u8>) {
+    pub(super) fn release_small_slowly(&self, class: usize, block: NonNull<u8>) {
         let inner = &*self.inner;
         inner.look();
         self.grow_cache(class);
@@ -276,8 +276,11 @@ unsafe impl<P: Pages> Strategy for Pool<P> {
     }
 
     unsafe fn resize(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
-        // SAFETY: a live block of this pool (this function's contract).
-        unsafe { self.resize_to_grow_from(classes::MAX + 1, block, new_size_bytes) }
+        // SAFETY: a live block of this pool, as it was if the first of the two has none (this function's contract).
+        unsafe {
+            self.resize_kept(block, new_size_bytes)
+                .or_else(|| self.resize_to_grow_from(classes::MAX + 1, block, new_size_bytes))
+        }
     }
 
     #[inline]

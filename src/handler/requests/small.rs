@@ -158,20 +158,61 @@ impl Slot {
         let small = unsafe { Small::of(block) }?;
         let old_bytes = Some(small.requested_bytes(block)).filter(|bytes| *bytes != UNCOUNTED)?;
         let growth = new_bytes.checked_sub(old_bytes)?;
+        let account = state.chain.own();
+        let Some(room) = account.begin_charge(growth) else {
+            // SAFETY: a live block of this slot with this record and size, given up where this succeeds.
+            return unsafe { self.grow_elsewhere(small, block, old_bytes, new_bytes) };
+        };
+        let mut over = Over::default();
+        // SAFETY: a live block of the pool with this record; it is charged for what it grows by.
+        let Some(grown) = (unsafe { kept.grow(block, small, new_bytes, &mut over) }) else {
+            drop(room); // before others may be called
+            return self.give_back(over);
+        };
+        account.grown(growth, room);
+        // SAFETY: the block that `grow` made of this one, which has so many bytes and is given up.
+        Some(unsafe { moved(kept, small, block, grown, old_bytes) })
+    }
+
+    /// Where several threads use the request, or one account is not enough.
+    ///
+    /// # Safety
+    /// - as for [`grow_small`](Self::grow_small), with the block's record and size.
+    #[inline(never)]
+    unsafe fn grow_elsewhere(
+        &self,
+        small: Small,
+        block: NonNull<u8>,
+        old_bytes: usize,
+        new_bytes: usize,
+    ) -> Option<NonNull<u8>> {
+        let state = self.state();
+        let kept = state.kept?;
+        let growth = new_bytes.checked_sub(old_bytes)?;
         let mut over = Over::default();
         // SAFETY: a live block of the pool with this record; it is charged for what it grows by.
         let grown = state.chain.charge_growth(growth, || unsafe { kept.grow(block, small, new_bytes, &mut over) });
         kept.give_back(over);
-        let grown = grown?;
-        if grown != block {
-            // SAFETY: two live blocks, the new one larger. The old one is given up.
-            unsafe {
-                grown.copy_from_nonoverlapping(block, old_bytes);
-                kept.keep(small, block);
-            }
-        }
-        Some(grown)
+        // SAFETY: the block that `grow` made of this one, which has so many bytes and is given up.
+        grown.map(|grown| unsafe { moved(kept, small, block, grown, old_bytes) })
     }
+}
+
+/// What is in a block is in the one that it has grown to, which may be the same.
+///
+/// # Safety
+/// - both are live blocks of the pool, the old one with this record and so many bytes, and not used again if it is
+///   another one.
+#[inline(always)]
+unsafe fn moved(kept: Kept, small: Small, block: NonNull<u8>, grown: NonNull<u8>, old_bytes: usize) -> NonNull<u8> {
+    if grown != block {
+        // SAFETY: two live blocks, the new one larger. The old one is given up (this function's contract).
+        unsafe {
+            grown.copy_from_nonoverlapping(block, old_bytes);
+            put_away(kept, small, block);
+        }
+    }
+    grown
 }
 
 /// Keeps a block whose charge was given back; true.

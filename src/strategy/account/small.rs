@@ -60,6 +60,13 @@ impl Account {
         drop(room.section);
     }
 
+    /// The same for what a block has grown by.
+    #[inline(always)]
+    pub(crate) fn grown(&self, bytes: usize, room: Room) {
+        self.take_small(room.live_bytes, bytes, 0);
+        drop(room.section);
+    }
+
     /// `last` follows, within the same section.
     #[inline(always)]
     fn grow_in<R>(

@@ -31,6 +31,7 @@ mod inner;
 mod kept;
 mod large;
 mod local;
+mod moved;
 mod options;
 mod region;
 mod resize;

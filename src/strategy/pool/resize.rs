@@ -3,7 +3,7 @@
 use super::geometry::PAGE;
 use super::inner::Inner;
 use super::large::LEFT_FROM;
-use super::{Pool, classes, local, region};
+use super::{classes, region};
 use crate::source::Pages;
 use crate::strategy::Strategy;
 use crate::survived::survived;
@@ -26,7 +26,7 @@ pub(in crate::strategy) unsafe fn stays(block: NonNull<u8>, new_size_bytes: usiz
 }
 
 /// A tiny block stays however small it becomes: to move it would save less than a cache line.
-fn stays_small(room_bytes: usize, new_size_bytes: usize) -> bool {
+pub(super) fn stays_small(room_bytes: usize, new_size_bytes: usize) -> bool {
     new_size_bytes <= room_bytes
         && (room_bytes <= classes::TINY_MAX || classes::bytes(classes::ALIGNED.of(new_size_bytes)) == room_bytes)
 }
@@ -144,40 +144,6 @@ pub(super) unsafe fn resize_by<P: Pages>(
     // SAFETY: a live block of `strategy`. The caller uses only the other one from here on.
     survived(|| unsafe { strategy.release(block) });
     Some(unfinished.finish())
-}
-
-impl<P: Pages> Pool<P> {
-    /// [`resize`](Strategy::resize) of a small block to one that this thread keeps; `None`, and nothing was done, where
-    /// it is not that.
-    ///
-    /// # Safety
-    /// - `block` came from this pool and was not released; after `Some` the old pointer is not used again.
-    #[inline]
-    pub(super) unsafe fn resize_kept(&self, block: NonNull<u8>, new_size_bytes: usize) -> Option<NonNull<u8>> {
-        let address = block.addr().get();
-        // SAFETY: the block is live (this function's contract), so its region is in the map.
-        let class = unsafe { region::find(address) }.class_at(address)?;
-        let room = classes::bytes(class);
-        if stays_small(room, new_size_bytes) {
-            return Some(block);
-        }
-        // Who has a tiny block needs no more than its alignment.
-        let is_tiny = room.max(new_size_bytes) <= classes::TINY_MAX;
-        let new_class =
-            if is_tiny { classes::TIGHT.of(new_size_bytes) } else { classes::ALIGNED.find(new_size_bytes)? };
-        let inner = &*self.inner;
-        let moved = local::pop(&inner.number, new_class)?;
-        // SAFETY: it was just made, and is not returned unless it is finished.
-        let unfinished = unsafe { Unfinished::new(self, moved) };
-        // SAFETY: two live blocks with so many bytes in committed pages of the source.
-        if !unsafe { inner.heap.source.copy(moved, block, room.min(new_size_bytes)) } {
-            return None;
-        }
-        if !local::push(&inner.number, class, block) {
-            survived(|| self.release_small_slowly(class, block)); // as in `resize_by`
-        }
-        Some(unfinished.finish())
-    }
 }
 
 /// Moves what is in a block to another one. Returns whether it could; if not, the old one is as it was. Otherwise it is

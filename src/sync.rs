@@ -4,6 +4,7 @@
 mod biased;
 mod called;
 mod fork;
+mod forking;
 mod locked;
 #[cfg_attr(any(ctxalloc_loom, miri), allow(dead_code, reason = "as below"))]
 mod made;

@@ -103,8 +103,7 @@ impl Drop for HeldUntilDropped {
     }
 }
 
-/// Has sections and records see to each fork from now on, though nothing may be held across it yet.
-#[cfg(not(any(ctxalloc_loom, miri)))]
+/// Has each fork from now on see to sections and records, though nothing may be held across it yet.
 pub(super) fn watch() {
     holders::watch();
 }
@@ -129,7 +128,7 @@ pub(crate) fn around_fork(calls: AroundFork) {
 mod holders {
     use super::{AroundFork, FORKS, HeldAcrossFork, Locked};
     use crate::os;
-    use crate::sync::{Made, standstill, threads};
+    use crate::sync::{Made, forking, standstill, threads};
     use crate::unattributed::unattributed;
     use std::cell::Cell;
     use std::collections::BTreeMap;
@@ -232,7 +231,7 @@ mod holders {
                     self.busy = address(busy);
                     self.were_sections_busy = false;
                     if is_first {
-                        standstill::end();
+                        forking::end();
                     }
                 }
             }
@@ -261,7 +260,7 @@ mod holders {
         // SAFETY: `before` made it from a box on this thread, and its place has no pointer to it any more.
         let held = unsafe { Box::from_raw(held) };
         held.holders.iter().rev().for_each(|holder| holder.after_fork());
-        standstill::end();
+        forking::end();
         holders.lock().release();
         Some(held)
     }
@@ -344,6 +343,8 @@ mod holders {
     }
 
     pub(super) fn remove(_number: u64) {}
+
+    pub(super) fn watch() {}
 }
 
 #[cfg(all(test, not(any(ctxalloc_loom, miri, windows))))]

@@ -23,7 +23,7 @@ use super::locked::{Behind, Lock};
 use super::membarrier;
 use super::standstill::Unmarked;
 use super::threads::{Here, Section, Thread, births};
-use super::{AtomicPtr, AtomicU32, Ordering, SOON, yield_now};
+use super::{AtomicPtr, AtomicU32, Ordering, SOON, fork, yield_now};
 use std::ptr::{null_mut, without_provenance_mut};
 
 /// Excludes threads from one stretch of work. Survives `fork`: see [`OwnerLock::acquire`]; and `standstill` for what it
@@ -53,6 +53,12 @@ const NOBODY: *mut Thread = without_provenance_mut(4);
 const NO_THREAD: usize = 2 | 4;
 const _: () = assert!(align_of::<Thread>() > (NO_THREAD | REVOKING));
 
+/// This thread's record; none while the thread ends.
+#[inline]
+fn own() -> Option<&'static Thread> {
+    Thread::own(fork::watch)
+}
+
 fn marked(owner: *mut Thread) -> *mut Thread {
     owner.map_addr(|address| address | REVOKING)
 }
@@ -79,7 +85,7 @@ impl OwnerLock {
 
     /// One that belongs to this thread from the start: for what will most likely be used here.
     pub(crate) fn new_owned() -> Self {
-        let own = Thread::own().filter(|_| membarrier::is_there()).map_or(NOBODY, Thread::as_owner);
+        let own = own().filter(|_| membarrier::is_there()).map_or(NOBODY, Thread::as_owner);
         Self { owner: AtomicPtr::new(own), spin: AtomicU32::new(0) }
     }
 
@@ -174,8 +180,7 @@ impl OwnerLock {
     pub(crate) fn inherit(&self) -> bool {
         // Acquire: another thread may have made the record just now.
         let owner = self.owner.load(Ordering::Acquire);
-        thread_of(owner).is_some_and(Thread::has_ended)
-            && Thread::own().is_some_and(|own| self.inherit_from(owner, own))
+        thread_of(owner).is_some_and(Thread::has_ended) && own().is_some_and(|own| self.inherit_from(owner, own))
     }
 
     /// The next thread may have got the record meanwhile, and be inside of a section: it loses the lock as in
@@ -232,7 +237,7 @@ pub(crate) fn with_all<L: AsOwnerLock, R>(locks: &[L], work: impl FnOnce() -> R)
         return exclusively(None, locks, work); // a thread's record would outlive its model
     }
     let first = locks.first().and_then(|lock| lock.owner_lock().owner_if_this_thread());
-    exclusively(first.or_else(Thread::own), locks, work)
+    exclusively(first.or_else(own), locks, work)
 }
 
 /// [`OwnerLock::enter_owned`] for all of these.

@@ -2,7 +2,7 @@
 //!
 //! Records are recycled and never freed, so that any thread may look at any of them at any time.
 
-use super::{AtomicU32, Ordering, membarrier, standstill};
+use super::{AtomicU32, Ordering, forking, membarrier};
 use crate::unattributed::unattributed;
 use std::cell::Cell;
 use std::ptr::{null, null_mut};
@@ -98,17 +98,13 @@ impl Thread {
         std::ptr::eq(self, THREAD.get())
     }
 
-    /// A word that no other thread that lives has, wherever this runs: the place of a thread-local.
-    pub(super) fn place() -> usize {
-        THREAD.with(Cell::as_ptr).addr()
-    }
-
-    /// This thread's record; none while the thread ends.
+    /// This thread's record; none while the thread ends. `watch` is called before one is made: it has each fork from
+    /// then on see to all records ([`begin_child`]).
     #[inline]
-    pub(super) fn own() -> Option<&'static Self> {
+    pub(super) fn own(watch: fn()) -> Option<&'static Self> {
         match thread_at(THREAD.get()) {
             Some(thread) => Some(thread),
-            None => open(),
+            None => open(watch),
         }
     }
 
@@ -158,16 +154,15 @@ impl Thread {
 }
 
 #[cold]
-fn open() -> Option<&'static Thread> {
+fn open(watch: fn()) -> Option<&'static Thread> {
     LEAVER.try_with(|_| ()).ok()?;
     // In a child of `fork` all records seem taken until the thread that forked has seen to that.
-    standstill::wait();
+    forking::wait();
     // Acquire pairs with the Release in `Leaver`.
     let free =
         |thread: &&Thread| thread.taken.compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed).is_ok();
     let thread = threads().find(free).unwrap_or_else(|| {
-        #[cfg(not(any(ctxalloc_loom, miri)))]
-        super::fork::watch();
+        watch();
         let _immortal = unattributed();
         let fresh = Thread::leak(THREADS.load(Ordering::Acquire));
         // AcqRel: publishes the record, or sees who was faster.
@@ -272,11 +267,11 @@ impl Section {
     pub(super) fn begin(thread: &'static Thread) -> Self {
         loop {
             let section = Self::begin_as(LONG, thread);
-            if standstill::may_begin() {
+            if forking::may_begin() {
                 return section;
             }
             drop(section); // it has waited for nobody
-            standstill::wait();
+            forking::wait();
         }
     }
 

@@ -427,6 +427,12 @@ impl Account {
         if self.live_bytes.load(RELAXED) < bytes || self.live_blocks.load(RELAXED) < blocks {
             self.call_in();
         }
+        self.give_own_back(bytes, blocks);
+    }
+
+    /// The same where it counts the block itself: no loan of it is called in.
+    #[inline]
+    fn give_own_back(&self, bytes: usize, blocks: usize) {
         subtract(&self.live_bytes, bytes);
         self.lower_floor(self.live_bytes.load(RELAXED));
         subtract(&self.live_blocks, blocks);

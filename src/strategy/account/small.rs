@@ -238,7 +238,7 @@ impl Chain {
         if is_wanted || self.own.borrows() || self.should_borrow() {
             return None;
         }
-        accounts.iter().for_each(|account| account.give_back(bytes, 1));
+        accounts.iter().for_each(|account| account.give_own_back(bytes, 1));
         self.open_again();
         Some(self.own.remove_own())
     }

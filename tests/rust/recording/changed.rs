@@ -1,6 +1,6 @@
 //! Files that change while a recording is read: events are read as they are asked for.
 
-use super::damage::{file, frame, process, written};
+use super::damage::{MAGIC_BYTES, file, frame, frames, process, written};
 use super::{Folder, all_of, everything, in_turn};
 use ctxalloc::recording::{Recording, record};
 use ctxalloc::tune::{Plan, routes};
@@ -27,13 +27,23 @@ fn place(error: &Error, path: &Path) -> u64 {
     *offset
 }
 
+/// The middle of the events around the file's middle: what stands between events is read when the file is opened.
+fn in_events(file: &[u8]) -> usize {
+    let mut end = MAGIC_BYTES;
+    let events = frames(file).into_iter().find_map(|frame| {
+        end += frame.len();
+        (end > file.len() / 2 && frame[12] == 1).then(|| end - frame.len() / 2)
+    });
+    events.expect("there are events behind the middle")
+}
+
 #[test]
 fn a_file_that_is_changed_or_cut_short_is_an_error_with_the_place() {
     let _turn = in_turn();
     let folder = Folder::new("changed");
     let (path, read) = (folder.file(), recorded(&folder));
     let good = fs::read(&path).unwrap();
-    let middle = good.len() / 2;
+    let middle = in_events(&good);
     let mut flipped = good.clone();
     flipped[middle] ^= 1;
     for (bad, is_flipped) in [(flipped.as_slice(), true), (&good[..middle], false), (&[], false)] {

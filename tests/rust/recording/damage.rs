@@ -64,10 +64,10 @@ pub(super) fn processor_time() -> Duration {
     Duration::new(time.tv_sec.cast_unsigned(), u32::try_from(time.tv_nsec).expect("less than a second"))
 }
 
-const MAGIC_BYTES: usize = 8;
+pub(super) const MAGIC_BYTES: usize = 8;
 
 /// The frames of a sound file.
-fn frames(file: &[u8]) -> Vec<Vec<u8>> {
+pub(super) fn frames(file: &[u8]) -> Vec<Vec<u8>> {
     let (mut at, mut found) = (MAGIC_BYTES, Vec::new());
     while at < file.len() {
         let length = 12 + u32::from_le_bytes(file[at..at + 4].try_into().unwrap()) as usize;

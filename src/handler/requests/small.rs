@@ -161,7 +161,7 @@ impl Slot {
         let account = state.chain.own();
         let Some(room) = account.begin_charge(growth) else {
             // SAFETY: a live block of this slot with this record and size, given up where this succeeds.
-            return unsafe { self.grow_elsewhere(small, block, old_bytes, new_bytes) };
+            return unsafe { self.grow_elsewhere(small, block, old_bytes, growth) };
         };
         let mut over = Over::default();
         // SAFETY: a live block of the pool with this record; it is charged for what it grows by.
@@ -184,14 +184,14 @@ impl Slot {
         small: Small,
         block: NonNull<u8>,
         old_bytes: usize,
-        new_bytes: usize,
+        growth: usize,
     ) -> Option<NonNull<u8>> {
         let state = self.state();
         let kept = state.kept?;
-        let growth = new_bytes.checked_sub(old_bytes)?;
         let mut over = Over::default();
         // SAFETY: a live block of the pool with this record; it is charged for what it grows by.
-        let grown = state.chain.charge_growth(growth, || unsafe { kept.grow(block, small, new_bytes, &mut over) });
+        let grow = || unsafe { kept.grow(block, small, old_bytes + growth, &mut over) };
+        let grown = state.chain.charge_growth(growth, grow);
         kept.give_back(over);
         // SAFETY: the block that `grow` made of this one, which has so many bytes and is given up.
         grown.map(|grown| unsafe { moved(kept, small, block, grown, old_bytes) })

@@ -145,10 +145,10 @@ impl Chain {
         self.grow_all_by(bytes, 1, make, |account| account.add_own(first))
     }
 
-    /// [`charge_small`](Self::charge_small) for what a block grows by.
+    /// [`charge_small`](Self::charge_small) for what a block grows by, where the own account has no room for it.
     #[inline]
     pub(crate) fn charge_growth<R>(&self, bytes: usize, make: impl FnOnce() -> Option<R>) -> Option<R> {
-        self.grow_by(bytes, 0, make, |_| ())
+        self.grow_elsewhere_by(bytes, 0, make, |_| ())
     }
 
     /// `last` is called with the account that counts the request's own blocks.
@@ -164,6 +164,18 @@ impl Chain {
         if let Some(room) = self.own.begin_charge(bytes) {
             return self.own.grow_in(room, bytes, blocks, make, last);
         }
+        self.grow_elsewhere_by(bytes, blocks, make, last)
+    }
+
+    /// The same where the own account alone has no room.
+    #[inline(always)]
+    fn grow_elsewhere_by<R>(
+        &self,
+        bytes: usize,
+        blocks: usize,
+        make: impl FnOnce() -> Option<R>,
+        last: impl FnOnce(&Account),
+    ) -> Option<R> {
         if let Some((tab, room)) = self.begin_charge_on_tab(bytes) {
             return tab.grow_in(room, bytes, blocks, make, last);
         }

@@ -10,7 +10,7 @@ mod interleaved;
 
 use allocator_api2::alloc::{AllocError, Allocator, Global, Layout};
 use allocator_api2::vec::Vec as VecIn;
-use ctxalloc::strategy::{Budget, Pool, Strategy};
+use ctxalloc::strategy::{Budget, Pool};
 use ctxalloc::{ContextAlloc, handler, request};
 use interleaved::{Group, keep};
 use std::hint::black_box;
@@ -57,15 +57,15 @@ unsafe impl Allocator for ByStrategy {
         Ok(NonNull::slice_from_raw_parts(block, layout.size()))
     }
     #[inline]
-    unsafe fn deallocate(&self, block: NonNull<u8>, _: Layout) {
+    unsafe fn deallocate(&self, block: NonNull<u8>, layout: Layout) {
         // SAFETY: live, and of this pool (this function's contract).
-        unsafe { Pool::shared().release(block) }
+        unsafe { Pool::shared().release_layout(block, layout) }
     }
     #[inline]
-    unsafe fn grow(&self, block: NonNull<u8>, _: Layout, new: Layout) -> Result<NonNull<[u8]>, AllocError> {
+    unsafe fn grow(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Result<NonNull<[u8]>, AllocError> {
         // SAFETY: live, and from `allocate` or `grow`; only the new block is used from here on (this function's
         // contract).
-        let moved = unsafe { Pool::shared().resize(block, new.size()) }.ok_or(AllocError)?;
+        let moved = unsafe { Pool::shared().resize_layout(block, old, new) }.ok_or(AllocError)?;
         Ok(NonNull::slice_from_raw_parts(moved, new.size()))
     }
 }
@@ -259,7 +259,7 @@ fn shared(parent: Option<&Budget>) -> Budget {
 type Alone = (&'static str, fn(usize));
 
 /// For callgrind: which allocator runs which shape, the mixed one unless the word says another, by its word.
-const ALONE: [Alone; 20] = [
+const ALONE: [Alone; 21] = [
     ("mimalloc", |rounds| (0..rounds).for_each(|_| Mixed.run(&Mimalloc))),
     ("pool", |rounds| (0..rounds).for_each(|_| Mixed.run(&ByStrategy))),
     ("context", |rounds| (0..rounds).for_each(|_| Mixed.run(&in_handler("pool")))),
@@ -283,6 +283,7 @@ const ALONE: [Alone; 20] = [
     ("strings-pool", |rounds| (0..rounds).for_each(|_| Strings.run(&ByStrategy))),
     ("push-mimalloc", |rounds| (0..rounds).for_each(|_| Push.run(&Mimalloc))),
     ("push-pool", |rounds| (0..rounds).for_each(|_| Push.run(&ByStrategy))),
+    ("push-together", |rounds| on_two_at_once(Push, rounds)),
     ("push-alone", |rounds| in_request(Push, rounds, request())),
     // So many thousand requests that allocate nothing.
     ("begin-end", |rounds| {

@@ -75,6 +75,28 @@ fn allocate_in_request(slot: &'static Slot, size_bytes: usize) -> Option<NonNull
 /// - `block` is a live block of `handler`; after `true` it is not used again.
 #[inline(never)]
 pub(crate) unsafe fn release(handler: Handler, block: NonNull<u8>) -> bool {
+    // SAFETY: a live block of the shared pool, and of the handler, given up where this succeeds (this function's
+    // contract).
+    unsafe { release_by(handler, block, |_| release_in_pool(block)) }
+}
+
+/// The same of a block of [`allocate_tight`] that has `size_bytes`.
+///
+/// # Safety
+/// - as for [`release`].
+#[inline(never)]
+pub(crate) unsafe fn release_tight(handler: Handler, block: NonNull<u8>, size_bytes: usize) -> bool {
+    // SAFETY: a live block of the shared pool, and of the handler, with so many bytes, given up where this succeeds
+    // (this function's contract).
+    unsafe { release_by(handler, block, |pool| pool.kept().keep_tight(block, size_bytes) || release_in_pool(block)) }
+}
+
+/// `put_back` takes a block of `pool` back.
+///
+/// # Safety
+/// - as for [`release`].
+#[inline(always)]
+unsafe fn release_by(handler: Handler, block: NonNull<u8>, put_back: impl FnOnce(&'static Pool) -> bool) -> bool {
     if !is_silent() {
         return false;
     }
@@ -83,8 +105,7 @@ pub(crate) unsafe fn release(handler: Handler, block: NonNull<u8>) -> bool {
         return slot_behind(handler).is_some_and(|slot| unsafe { release_in_request(slot, block) });
     }
     if is_pool(handler) {
-        // SAFETY: a live block of the shared pool, given up where this succeeds (this function's contract).
-        return unsafe { release_in_pool(block) };
+        return Pool::shared_before().is_some_and(put_back);
     }
     let is_heap = is_system(handler) && !is_watched();
     if is_heap {
@@ -129,6 +150,29 @@ pub(crate) unsafe fn grow(handler: Handler, block: NonNull<u8>, new_bytes: usize
     }
     // SAFETY: a live block of the slot, which it holds; given up where this succeeds (this function's contract).
     unsafe { slot_behind(handler)?.grow_small(block, new_bytes) }
+}
+
+/// The same of a block of [`allocate_tight`] that has `old_bytes`, no more than the new ones.
+///
+/// # Safety
+/// - as for [`grow`].
+#[inline(never)]
+pub(crate) unsafe fn grow_tight(
+    handler: Handler,
+    block: NonNull<u8>,
+    old_bytes: usize,
+    new_bytes: usize,
+) -> Option<NonNull<u8>> {
+    if !is_pool(handler) {
+        // SAFETY: a live block of the handler, given up where this succeeds (this function's contract).
+        return unsafe { grow(handler, block, new_bytes) };
+    }
+    if !is_silent() {
+        return None;
+    }
+    // SAFETY: a live block of the shared pool with so many bytes, given up where this succeeds (this function's
+    // contract).
+    unsafe { Pool::shared_before()?.kept().grow_tight(block, old_bytes, new_bytes) }
 }
 
 impl AtHand for Pool {

@@ -208,13 +208,22 @@ unsafe impl Blocks for ContextAlloc {
     #[inline]
     unsafe fn give_back(&self, block: NonNull<u8>, layout: Layout) {
         // SAFETY: live and not used again (this function's contract), and not wrapped.
-        if !is_plain(layout) || unsafe { !small::release(self.handler(), whole(block)) } {
+        if !is_plain(layout) || unsafe { !small::release_tight(self.handler(), whole(block), layout.size()) } {
             // SAFETY: this function's contract, and it was not given back above.
             unsafe { self.give_any_back(block, layout) }
         }
     }
 
+    #[inline]
     unsafe fn grow_block(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Option<NonNull<u8>> {
+        if is_plain(old)
+            && is_plain(new)
+            // SAFETY: a live block with layout `old`, which is not used again after this, and not wrapped.
+            && let Some(grown) = unsafe { small::grow_tight(self.handler(), whole(block), old.size(), new.size()) }
+        {
+            grown.expose_provenance(); // for `whole`
+            return Some(grown);
+        }
         // SAFETY: a live block with layout `old` (this function's contract).
         unsafe { self.change(block, old, new) }
     }

@@ -21,6 +21,8 @@ pub(super) const SPANNED: usize = 128 << 10;
 /// The first tiny class, which has the number of those before it: 8 linear ones, and 4 for each of the 9 doublings from
 /// 512 to 256 Ki.
 pub(super) const TINY: usize = 8 + 4 * 9;
+/// No block's class: neither a record nor a thread's cache has it.
+pub(super) const NONE: usize = 0xFE;
 /// The number of classes.
 pub(super) const COUNT: usize = TINY + TINY_MAX / TINY_ALIGN;
 
@@ -33,22 +35,37 @@ impl<const UNIT: usize, const LENGTH: usize> Lookup<UNIT, LENGTH> {
     #[inline]
     pub(super) fn of(&self, size_bytes: usize) -> usize {
         debug_assert!(size_bytes <= MAX);
-        if size_bytes <= TABLED { self.tabled(size_bytes) } else { computed(size_bytes) }
+        if size_bytes <= TABLED { self.tabled(size_bytes.max(1)) } else { computed(size_bytes) }
     }
 
     /// [`of`](Self::of); `None` above [`MAX`].
     #[inline(always)]
     pub(super) fn find(&self, size_bytes: usize) -> Option<usize> {
-        if size_bytes <= TABLED {
+        if is_tabled(size_bytes) {
             return Some(self.tabled(size_bytes));
         }
-        (size_bytes <= MAX).then(|| computed(size_bytes))
+        (size_bytes <= MAX).then(|| if size_bytes == 0 { self.tabled(1) } else { computed(size_bytes) })
     }
 
+    /// [`of`](Self::of); [`NONE`] for zero bytes, and above [`MAX`].
+    #[inline(always)]
+    pub(super) fn of_some(&self, size_bytes: usize) -> usize {
+        if is_tabled(size_bytes) {
+            return self.tabled(size_bytes);
+        }
+        if (1..=MAX).contains(&size_bytes) { computed(size_bytes) } else { NONE }
+    }
+
+    /// Of 1 to [`TABLED`] bytes.
     #[inline(always)]
     fn tabled(&self, size_bytes: usize) -> usize {
-        self.0[size_bytes.div_ceil(UNIT)] as usize
+        self.0[(size_bytes - 1) / UNIT] as usize
     }
+}
+
+#[inline(always)]
+fn is_tabled(size_bytes: usize) -> bool {
+    size_bytes.wrapping_sub(1) < TABLED // zero bytes are not
 }
 
 #[inline(always)]
@@ -60,23 +77,23 @@ pub(super) const fn is_tiny(class: usize) -> bool {
 const TABLED: usize = 8 << 10;
 
 /// For those who need [`ALIGN`].
-pub(super) static ALIGNED: Lookup<ALIGN, { TABLED / ALIGN + 1 }> = Lookup({
-    let mut table = [0; TABLED / ALIGN + 1];
-    let mut index = 1;
+pub(super) static ALIGNED: Lookup<ALIGN, { TABLED / ALIGN }> = Lookup({
+    let mut table = [0; TABLED / ALIGN];
+    let mut index = 0;
     while index < table.len() {
-        table[index] = if index <= 512 / ALIGN { index - 1 } else { computed(index * ALIGN) } as u8;
+        table[index] = if index < 512 / ALIGN { index } else { computed((index + 1) * ALIGN) } as u8;
         index += 1;
     }
     table
 });
 
 /// For those who need [`TINY_ALIGN`] at most: up to [`TINY_MAX`] bytes take a tiny block.
-pub(super) static TIGHT: Lookup<TINY_ALIGN, { TABLED / TINY_ALIGN + 1 }> = Lookup({
-    let mut table = [TINY as u8; TABLED / TINY_ALIGN + 1];
-    let mut index = 1;
+pub(super) static TIGHT: Lookup<TINY_ALIGN, { TABLED / TINY_ALIGN }> = Lookup({
+    let mut table = [0; TABLED / TINY_ALIGN];
+    let mut index = 0;
     while index < table.len() {
-        let is_tiny = index <= TINY_MAX / TINY_ALIGN;
-        table[index] = if is_tiny { (TINY + index - 1) as u8 } else { ALIGNED.0[index.div_ceil(ALIGN / TINY_ALIGN)] };
+        let is_tiny = index < TINY_MAX / TINY_ALIGN;
+        table[index] = if is_tiny { (TINY + index) as u8 } else { ALIGNED.0[index / (ALIGN / TINY_ALIGN)] };
         index += 1;
     }
     table

@@ -56,6 +56,19 @@ impl Small {
         Some(Self { region, class: region.class_at(address)? })
     }
 
+    /// The record of a block of [`Kept::take_tight`] of so many bytes; `None` if it is of another class. What follows
+    /// waits for nothing then, since the record is only compared.
+    ///
+    /// # Safety
+    /// - as for [`of`](Self::of).
+    #[inline(always)]
+    unsafe fn of_tight(block: NonNull<u8>, size_bytes: usize) -> Option<Self> {
+        let (address, class) = (block.addr().get(), classes::TIGHT.of_some(size_bytes));
+        // SAFETY: the block is live (this function's contract), so its region is in the map.
+        let region = unsafe { region::find(address) };
+        region.has_class_at(address, class).then_some(Self { region, class })
+    }
+
     /// How many bytes the block takes.
     #[cfg(test)]
     pub(crate) fn room_bytes(self) -> usize {
@@ -150,6 +163,50 @@ impl Kept {
         // SAFETY: a live block of the shared pool with this record, not used again (this function's contract).
         let over = unsafe { self.try_keep(small, block) };
         self.give_back(over);
+    }
+
+    /// Takes a block of [`take_tight`](Self::take_tight) of so many bytes back; false, and nothing was done, if it is
+    /// of another class.
+    ///
+    /// # Safety
+    /// - `block` is a live block of the shared pool; after `true` it is not used again.
+    #[inline(always)]
+    pub(crate) unsafe fn keep_tight(self, block: NonNull<u8>, size_bytes: usize) -> bool {
+        // SAFETY: a live block of the shared pool, given up where it is of that class (this function's contract).
+        unsafe {
+            let Some(small) = Small::of_tight(block, size_bytes) else { return false };
+            self.keep(small, block);
+        }
+        true
+    }
+
+    /// A block with the bytes of one of [`take_tight`](Self::take_tight) and room for `new_bytes`, which may be the
+    /// same; `None`, and nothing was done, if it is of another class, or this thread keeps none that is large enough.
+    ///
+    /// # Safety
+    /// - `block` is a live block of the shared pool with `old_bytes`, which are not more than `new_bytes`; after `Some`
+    ///   it is not used again.
+    #[inline(always)]
+    pub(crate) unsafe fn grow_tight(
+        self,
+        block: NonNull<u8>,
+        old_bytes: usize,
+        new_bytes: usize,
+    ) -> Option<NonNull<u8>> {
+        // SAFETY: a live block of the shared pool (this function's contract).
+        let small = unsafe { Small::of_tight(block, old_bytes) }?;
+        let class = classes::TIGHT.of_some(new_bytes);
+        if small.class == class {
+            return Some(block);
+        }
+        let grown = local::take_latest(self.serial, class)?;
+        // SAFETY: two live blocks of the shared pool with so many bytes. The old one is given up (this function's
+        // contract).
+        unsafe {
+            grown.copy_from_nonoverlapping(block, old_bytes);
+            self.keep(small, block);
+        }
+        Some(grown)
     }
 
     /// The same, but that [`give_back`](Self::give_back) remains to be called if the thread has no room for it.

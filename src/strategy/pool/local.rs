@@ -7,7 +7,7 @@
 
 use super::cache::{Cache, Caches, Home, NO_BLOCKS, Number};
 use super::idle::{Member, Own};
-use super::{classes, idle};
+use super::{classes, idle, region};
 use crate::sync::Inside;
 use crate::unattributed::unattributed;
 use std::cell::Cell;
@@ -88,34 +88,34 @@ pub(super) fn with<R>(number: &Number, work: impl FnOnce(&mut Cache) -> R) -> Op
     .flatten()
 }
 
-/// Takes the block of `class` that this thread used last of the pool, if it keeps one.
+/// Takes the block of `class` that this thread used last of the pool with this number, if it keeps one, and that pool
+/// is the one that this thread used last: if not, [`with`] finds it.
 ///
-/// A function of its own, as [`push`] is: in another crate, where generic code of a pool is compiled, a thread-local is
-/// reached by a call. It calls nothing but at its end, and so needs no registers saved.
+/// A function of its own, as [`push`] and [`push_if_of`] are: in another crate, where generic code of a pool is
+/// compiled, a thread-local is reached by a call. They call nothing, and so need no registers saved.
 #[inline(never)]
-pub(super) fn pop(number: &Number, class: usize) -> Option<NonNull<u8>> {
-    match take_latest(number.serial(), class) {
-        Some(block) => Some(block),
-        None => pop_slowly(number, class),
-    }
+pub(super) fn pop(serial: u64, class: usize) -> Option<NonNull<u8>> {
+    take_latest(serial, class)
 }
 
-#[cold]
+/// Keeps a block of `class`; false if this thread has no room for it, or last used another pool.
 #[inline(never)]
-fn pop_slowly(number: &Number, class: usize) -> Option<NonNull<u8>> {
-    with(number, |cache| cache.pop(class)).flatten()
+pub(super) fn push(serial: u64, class: usize, block: NonNull<u8>) -> bool {
+    keep_latest(serial, class, block)
 }
 
-/// Keeps a block of `class`; false if this thread has no room for it.
+/// [`push`] of a block that is of `class` if its record says so too; else false.
+///
+/// Where the caller knows the class, what is put back waits for nothing: the record is only compared.
+///
+/// # Safety
+/// - `block` is a live block of this pool.
 #[inline(never)]
-pub(super) fn push(number: &Number, class: usize, block: NonNull<u8>) -> bool {
-    keep_latest(number.serial(), class, block) || push_slowly(number, class, block)
-}
-
-#[cold]
-#[inline(never)]
-fn push_slowly(number: &Number, class: usize, block: NonNull<u8>) -> bool {
-    with(number, |cache| cache.push(class, block)) == Some(true)
+pub(super) unsafe fn push_if_of(serial: u64, class: usize, block: NonNull<u8>) -> bool {
+    let address = block.addr().get();
+    // SAFETY: the block is live (this function's contract), so its region is in the map.
+    let region = unsafe { region::find(address) };
+    region.has_class_at(address, class) && keep_latest(serial, class, block)
 }
 
 /// [`pop`] where the pool with this number is the one that this thread used last, and nobody visits.

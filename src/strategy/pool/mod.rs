@@ -176,6 +176,10 @@ impl<P: Pages> Pool<P> {
     #[cold]
     #[inline(never)]
     fn allocate_small_slowly(&self, class: usize) -> Option<NonNull<u8>> {
+        // Of a pool that this thread used, but not last.
+        if let Some(block) = local::with(&self.inner.number, |cache| cache.pop(class)).flatten() {
+            return Some(block);
+        }
         // If the source refuses, the pool's unused memory can go to make room.
         self.refill(class).or_else(|| if self.inner.give_back() == 0 { None } else { self.refill(class) })
     }
@@ -208,6 +212,9 @@ impl<P: Pages> Pool<P> {
     #[inline(never)]
     pub(super) fn release_small_slowly(&self, class: usize, block: NonNull<u8>) {
         let inner = &*self.inner;
+        if local::with(&inner.number, |cache| cache.push(class, block)) == Some(true) {
+            return; // this thread used another pool last
+        }
         inner.look();
         self.grow_cache(class);
         let mut batch = NO_BLOCKS;
@@ -229,7 +236,7 @@ impl<P: Pages> Pool<P> {
 
     #[inline]
     fn release_small(&self, class: usize, block: NonNull<u8>) {
-        if !local::push(&self.inner.number, class, block) {
+        if !local::push(self.inner.number.serial(), class, block) {
             self.release_small_slowly(class, block);
         }
     }
@@ -252,7 +259,7 @@ impl<P: Pages> Pool<P> {
 
     #[inline]
     fn allocate_of(&self, class: usize) -> Option<NonNull<u8>> {
-        match local::pop(&self.inner.number, class) {
+        match local::pop(self.inner.number.serial(), class) {
             Some(block) => Some(block),
             None => self.allocate_small_slowly(class),
         }

@@ -1,7 +1,10 @@
 //! Blocks for those who need an alignment of 16 bytes at most: those of up to 48 bytes are tiny ones.
 
-use super::{Pool, classes};
+use super::resize::Unfinished;
+use super::{Pool, classes, local};
 use crate::source::Pages;
+use crate::strategy::Strategy;
+use crate::survived::survived;
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
@@ -26,20 +29,120 @@ impl<P: Pages> Pool<P> {
     #[inline]
     #[must_use = "the block leaks"]
     pub fn allocate_layout(&self, layout: Layout) -> Option<NonNull<u8>> {
-        let class = if layout.align() <= classes::TINY_ALIGN {
-            classes::TIGHT.find(layout.size())
-        } else if layout.align() <= classes::ALIGN {
-            classes::ALIGNED.find(layout.size())
-        } else {
+        if layout.align() > classes::ALIGN {
             return None;
-        };
-        self.make(class, layout.size(), false)
+        }
+        self.make(class_of(layout), layout.size(), false)
+    }
+
+    /// [`release`](super::Strategy::release) of a block whose layout the caller knows: faster, since what is done next
+    /// need not wait for the block's record.
+    ///
+    /// ```
+    /// use ctxalloc::strategy::Pool;
+    /// use std::alloc::Layout;
+    ///
+    /// let pool = Pool::new();
+    /// let (three, five) = (Layout::array::<u64>(3)?, Layout::array::<u64>(5)?);
+    /// let words = pool.allocate_layout(three).expect("memory");
+    /// // SAFETY: live blocks of the pool with these layouts, each given up here.
+    /// unsafe {
+    ///     let words = pool.resize_layout(words, three, five).expect("memory");
+    ///     pool.release_layout(words, five);
+    /// }
+    /// # Ok::<(), std::alloc::LayoutError>(())
+    /// ```
+    ///
+    /// # Safety
+    /// - as for `release`. A layout that the block does not have is no mistake; it takes more time.
+    #[inline]
+    pub unsafe fn release_layout(&self, block: NonNull<u8>, layout: Layout) {
+        let class = some_class_of(layout);
+        // SAFETY: a live block of this pool, given up by one of these (this function's contract).
+        unsafe {
+            if !local::push_if_of(self.inner.number.serial(), class, block) {
+                self.release_by_record(block);
+            }
+        }
+    }
+
+    /// # Safety
+    /// - as for `release`.
+    #[cold]
+    #[inline(never)]
+    unsafe fn release_by_record(&self, block: NonNull<u8>) {
+        // SAFETY: a live block of this pool, given up here (this function's contract).
+        unsafe { self.release(block) }
+    }
+
+    /// [`resize`](super::Strategy::resize) of a block whose layout the caller knows, to one that is aligned to what
+    /// `new` wants: faster, and a block of up to 48 bytes stays as small as
+    /// [`allocate_layout`](Self::allocate_layout) makes it. `None`, and the block is as it was, where there is no
+    /// memory, and for an alignment above 64.
+    ///
+    /// # Safety
+    /// - as for `resize`, and `block` has the size and the alignment of `old`.
+    #[inline]
+    #[must_use = "the old block is gone"]
+    pub unsafe fn resize_layout(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Option<NonNull<u8>> {
+        if old.align().max(new.align()) <= classes::TINY_ALIGN {
+            // SAFETY: a live block of this pool with that layout, given up where this succeeds (this function's
+            // contract).
+            if let Some(kept) = unsafe { self.resize_kept_tight(block, old.size(), new.size()) } {
+                return Some(kept);
+            }
+        }
+        // SAFETY: a live block of this pool with that layout, given up where this succeeds (this function's contract).
+        unsafe { self.resize_layout_slowly(block, old, new) }
+    }
+
+    /// # Safety
+    /// - as for [`resize_layout`](Self::resize_layout).
+    #[inline(never)]
+    unsafe fn resize_layout_slowly(&self, block: NonNull<u8>, old: Layout, new: Layout) -> Option<NonNull<u8>> {
+        let becomes_tiny = new.size() <= classes::TINY_MAX && old.size() > classes::TINY_MAX;
+        if new.align() <= old.align().max(classes::TINY_ALIGN) && !becomes_tiny {
+            // SAFETY: a live block of this pool, given up where this succeeds (this function's contract). What is
+            // aligned to 16, or to 64, stays so.
+            return unsafe { self.resize(block, new.size()) };
+        }
+        let moved = self.allocate_layout(new)?;
+        // SAFETY: it was just made, and is not returned unless it is finished.
+        let unfinished = unsafe { Unfinished::new(self, moved) };
+        // SAFETY: two live blocks with so many bytes in committed pages of the source (this function's contract).
+        if !unsafe { self.inner.heap.source.copy(moved, block, old.size().min(new.size())) } {
+            return None;
+        }
+        // A panic from here on would tell the caller that the old block is still there.
+        // SAFETY: a live block of this pool. The caller uses only the other one from here on.
+        survived(|| unsafe { self.release(block) });
+        Some(unfinished.finish())
     }
 
     /// A block that is aligned to 16 at least.
     #[inline]
     pub(super) fn allocate_tight(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         self.make(classes::TIGHT.find(size_bytes), size_bytes, false)
+    }
+}
+
+/// The class that serves a layout which needs an alignment of 64 at most; `None` for a large one.
+#[inline(always)]
+fn class_of(layout: Layout) -> Option<usize> {
+    if layout.align() <= classes::TINY_ALIGN {
+        classes::TIGHT.find(layout.size())
+    } else {
+        classes::ALIGNED.find(layout.size())
+    }
+}
+
+/// The same; [`classes::NONE`] for one of no bytes, and a large one.
+#[inline(always)]
+fn some_class_of(layout: Layout) -> usize {
+    if layout.align() <= classes::TINY_ALIGN {
+        classes::TIGHT.of_some(layout.size())
+    } else {
+        classes::ALIGNED.of_some(layout.size())
     }
 }
 
@@ -138,6 +241,41 @@ mod tests {
         [block, small].into_iter().for_each(|block| unsafe { pool.release(block) });
     }
 
+    #[test]
+    fn a_block_with_a_known_layout_moves_to_the_smallest_and_back() {
+        let pool = Pool::new();
+        let layout = |size, align| Layout::from_size_align(size, align).expect("valid");
+        let mut old = layout(0, 1);
+        let mut block = pool.allocate_layout(old).expect("memory");
+        for (size, align, expected) in [
+            (16, 8, 16),
+            (17, 8, 32),
+            (10, 16, 32), // a tiny one stays
+            (60, 16, 64),
+            (10, 8, 16),
+            (10, 32, 64),
+            (60, 1, 64),
+            (40, 64, 64),
+            (300_000, 8, 5 << 16),
+            (20, 8, 32),
+            (300_000, 64, 5 << 16),
+            (0, 1, 16),
+        ] {
+            let new = layout(size, align);
+            // SAFETY: a live block of this pool with this layout; the old pointer is not used again.
+            block = unsafe { pool.resize_layout(block, old, new) }.expect("memory");
+            assert!(block.addr().get().is_multiple_of(align), "{old:?} to {new:?}");
+            assert_eq!(room(block), expected, "{old:?} to {new:?}");
+            old = new;
+        }
+        // SAFETY: as above; the block is as it was, and then given up.
+        unsafe {
+            assert_eq!(pool.resize_layout(block, old, layout(10, 128)), None);
+            pool.release_layout(block, old);
+        }
+        assert_eq!(pool.regions_after_trim(), 0, "nothing is left");
+    }
+
     /// What a block is expected to be.
     struct Kept {
         block: NonNull<u8>,
@@ -190,17 +328,44 @@ mod tests {
             self.fill();
         }
 
-        fn release(self, pool: &Pool) {
+        fn layout(&self) -> Layout {
+            Layout::from_size_align(self.size, self.align).expect("valid")
+        }
+
+        /// To a layout, as one that has the layout or a part of it.
+        fn resize_layout(&mut self, pool: &Pool, size: usize, choice: usize) {
+            let new = Layout::from_size_align(size, [1, 8, 16, 32, 64][choice % 5]).expect("valid");
+            let old = if choice.is_multiple_of(2) {
+                Layout::from_size_align(self.size, 1).expect("valid")
+            } else {
+                self.layout()
+            };
+            // SAFETY: a live block of this pool with that layout; the old pointer is not used again.
+            self.block = unsafe { pool.resize_layout(self.block, old, new) }.expect("memory");
+            let kept = self.size.min(size);
+            (self.size, self.align) = (size, new.align());
+            self.check(kept);
+            self.fill();
+        }
+
+        fn release(self, pool: &Pool, choice: usize) {
             self.check(self.size);
+            let wrong = Layout::from_size_align([0, 1, 64, 100, 5000, 1 << 20][choice % 6], 1 << (choice % 8));
             // SAFETY: this pool made it, and it is released here only.
             unsafe {
-                if self.is_sized {
-                    assert_eq!(pool.release_sized(self.block), self.size);
-                } else {
-                    pool.release(self.block);
+                match choice % 3 {
+                    _ if self.is_sized => assert_eq!(pool.release_sized(self.block), self.size),
+                    0 => pool.release(self.block),
+                    1 => pool.release_layout(self.block, self.layout()),
+                    _ => pool.release_layout(self.block, wrong.expect("valid")),
                 }
             }
         }
+    }
+
+    /// Some are large.
+    fn size() -> impl proptest::strategy::Strategy<Value = usize> {
+        prop_oneof![15 => 0..140_usize, 1 => 250_000..300_000_usize]
     }
 
     proptest! {
@@ -211,23 +376,33 @@ mod tests {
         /// As single values in a map, whatever lies beside them.
         #[test]
         fn tiny_blocks_beside_others_keep_what_they_have(
-            steps in prop::collection::vec((0..8_u8, 0..4_u8, 0..140_usize, any::<usize>()), 1..if cfg!(miri) { 60 } else { 600 })
+            steps in prop::collection::vec(
+                (0..8_u8, 0..4_u8, size(), any::<usize>()),
+                1..if cfg!(miri) { 60 } else { 600 },
+            )
         ) {
             let pool = Pool::new();
             let mut live: Vec<Kept> = Vec::new();
             for (number, (what, kind, size, which)) in steps.into_iter().enumerate() {
                 match what {
                     0..4 => live.push(Kept::make(&pool, kind, size, number as u8)),
-                    4..6 if !live.is_empty() => {
-                        let at = which % live.len();
-                        live[at].resize(&pool, size);
+                    4 | 5 if !live.is_empty() => {
+                        let (at, choice) = (which % live.len(), which / live.len());
+                        if what == 4 && !live[at].is_sized {
+                            live[at].resize_layout(&pool, size, choice);
+                        } else {
+                            live[at].resize(&pool, size);
+                        }
                     }
-                    6 if !live.is_empty() => live.swap_remove(which % live.len()).release(&pool),
+                    6 if !live.is_empty() => {
+                        let (at, choice) = (which % live.len(), which / live.len());
+                        live.swap_remove(at).release(&pool, choice);
+                    }
                     7 => {
                         // Half of them, on another thread.
                         let given: Vec<_> = live.drain(..live.len() / 2).collect();
                         thread::scope(|scope| {
-                            scope.spawn(|| given.into_iter().for_each(|kept| kept.release(&pool)));
+                            scope.spawn(|| given.into_iter().for_each(|kept| kept.release(&pool, which)));
                         });
                     }
                     _ => {}
@@ -239,7 +414,7 @@ mod tests {
                 prop_assert_eq!(ends.len(), live.len(), "a block was handed out twice");
                 prop_assert!(ends.values().zip(ends.keys().skip(1)).all(|(end, next)| end <= next), "they overlap");
             }
-            live.into_iter().for_each(|kept| kept.release(&pool));
+            live.into_iter().enumerate().for_each(|(number, kept)| kept.release(&pool, number));
             prop_assert_eq!(pool.regions_after_trim(), 0, "no block is lost");
         }
     }

@@ -22,9 +22,9 @@
 use super::locked::{Behind, Lock};
 use super::membarrier;
 use super::standstill::Unmarked;
-use super::threads::{Here, Section, Thread, births};
+use super::threads::{Here, Nameless, REVOKED, Section, Thread, births};
 use super::{AtomicPtr, AtomicU32, Ordering, SOON, fork, yield_now};
-use std::ptr::{null_mut, without_provenance_mut};
+use std::ptr::null_mut;
 
 /// Excludes threads from one stretch of work. Survives `fork`: see [`OwnerLock::acquire`]; and `standstill` for what it
 /// guards.
@@ -46,12 +46,11 @@ pub(crate) struct OwnerLock {
 /// More turns than a machine's life has.
 const FOR_EVER: usize = usize::MAX;
 
-const REVOKING: usize = 1;
-const SHARED: *mut Thread = without_provenance_mut(2);
-const NOBODY: *mut Thread = without_provenance_mut(4);
-/// Bits that no record's address has.
-const NO_THREAD: usize = 2 | 4;
-const _: () = assert!(align_of::<Thread>() > (NO_THREAD | REVOKING));
+const REVOKING: usize = REVOKED;
+const SHARED: *mut Thread = (&raw const SHARED_BY_ALL).cast::<Thread>().cast_mut();
+const NOBODY: *mut Thread = (&raw const NOBODYS).cast::<Thread>().cast_mut();
+static SHARED_BY_ALL: Nameless = Nameless::new();
+static NOBODYS: Nameless = Nameless::new();
 
 /// This thread's record; none while the thread ends.
 #[inline]
@@ -71,10 +70,10 @@ fn unmarked(owner: *mut Thread) -> *mut Thread {
 #[inline(always)]
 #[allow(unsafe_code, reason = "records that are never freed")]
 fn thread_of(owner: *mut Thread) -> Option<&'static Thread> {
-    if owner.addr() & NO_THREAD != 0 {
+    if owner == SHARED || owner == NOBODY {
         return None;
     }
-    // SAFETY: without these bits it is the address of a record, which is never freed.
+    // SAFETY: else it is, without the mark, the address of a record, which is never freed.
     Some(unsafe { &*unmarked(owner) })
 }
 
@@ -125,13 +124,12 @@ impl OwnerLock {
     /// The record of this thread, if it owns the lock and that can be known without a thread-local. A guess for the
     /// caller: in its section it looks again.
     #[inline(always)]
+    #[allow(unsafe_code, reason = "records that are never freed")]
     fn owner_if_this_thread(&self) -> Option<&'static Thread> {
         // Acquire: another thread may have made the record just now.
-        let owner = thread_of(self.owner.load(Ordering::Acquire))?;
-        if !owner.is_this_thread() {
-            return None; // no `filter`, of which the compiler makes more
-        }
-        Some(owner)
+        let owner = self.owner.load(Ordering::Acquire);
+        // SAFETY: a record, also with `REVOKING`, which is the address of what it has for that, or one of two statics.
+        unsafe { Thread::if_this_thread(owner) }
     }
 
     /// Whether a section of `thread` excludes everybody else, without the spin lock.

@@ -5,20 +5,22 @@
 use super::{AtomicU32, Ordering, forking, membarrier};
 use crate::unattributed::unattributed;
 use std::cell::Cell;
+use std::mem::offset_of;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicPtr as StdAtomicPtr, AtomicUsize};
 
 /// What a thread shows to those that take a lock away from it. Recycled, never freed.
 #[derive(Debug)]
-#[repr(align(128))]
+#[repr(C, align(128))]
 pub(super) struct Thread {
+    /// What the processor calls the thread that has this record ([`name_of_this_thread`]); 0 where none has it. First,
+    /// as in [`Nameless`].
+    name: AtomicUsize,
     /// [`OUTSIDE`] of sections, [`BRIEF`] or [`LONG`] inside of one. Constants, so that no section waits for the number
     /// that the last one stored.
     /// - set to `BRIEF` or `LONG`: when the thread begins a section, by the thread alone, from `OUTSIDE` only.
     /// - set to `OUTSIDE`: when the section ends, by the thread alone; or in a child of `fork` that lacks the thread.
     section: AtomicU32,
-    /// What the processor calls the thread that has this record ([`name_of_this_thread`]); 0 where none has it.
-    name: AtomicUsize,
     /// Whether a thread has this record.
     /// - set: by the thread that takes it, from false only.
     /// - cleared: at the thread's end, when no section of it is under way; or in a child of `fork` that lacks the
@@ -28,7 +30,25 @@ pub(super) struct Thread {
     number: usize,
     /// The record that was made before this one. Written before this one is published.
     next: *const Thread,
+    /// What a lock's owner is while the lock is taken away from this thread.
+    revoked: Nameless,
 }
+
+/// What stands in a lock in place of a thread's record: a name that no thread has. So who looks for its own name there
+/// need not look first what it is.
+#[derive(Debug)]
+#[repr(C, align(64))]
+pub(super) struct Nameless(AtomicUsize);
+
+impl Nameless {
+    pub(super) const fn new() -> Self {
+        Self(AtomicUsize::new(0))
+    }
+}
+
+/// From a record to its [`Nameless`], in bytes: a bit that no record's address has.
+pub(super) const REVOKED: usize = offset_of!(Thread, revoked);
+const _: () = assert!(REVOKED.is_power_of_two() && REVOKED < align_of::<Thread>() && offset_of!(Thread, name) == 0);
 
 // SAFETY: `next` is written once before the record is published, the rest is atomic.
 #[allow(unsafe_code, reason = "a list of records that are never freed")]
@@ -90,7 +110,8 @@ impl Thread {
         static MADE: AtomicUsize = AtomicUsize::new(0);
         let (section, name) = (AtomicU32::new(OUTSIDE), AtomicUsize::new(0));
         let number = MADE.fetch_add(1, Ordering::Relaxed);
-        Box::leak(Box::new(Self { section, name, taken: AtomicBool::new(true), number, next }))
+        let (taken, revoked) = (AtomicBool::new(true), Nameless::new());
+        Box::leak(Box::new(Self { name, section, taken, number, next, revoked }))
     }
 
     /// Whether it is this thread's.
@@ -112,11 +133,21 @@ impl Thread {
         std::ptr::from_ref(self).cast_mut()
     }
 
-    /// Whether it is this thread's, if that can be known without a thread-local.
-    #[inline]
-    pub(super) fn is_this_thread(&self) -> bool {
+    /// A lock's owner, if that is this thread and this can be known without a thread-local.
+    ///
+    /// # Safety
+    /// - `owner` is a record's address, or that of its or another [`Nameless`], which is never freed.
+    #[inline(always)]
+    #[allow(unsafe_code, reason = "a pointer to one of two kinds")]
+    pub(super) unsafe fn if_this_thread(owner: *mut Self) -> Option<&'static Self> {
+        // SAFETY: each of these begins with a name, and lives for ever (this function's contract).
+        let name = unsafe { &*owner.cast::<AtomicUsize>() };
         // A record that no thread has is named 0, which no thread is where names are known.
-        HAVE_NAMES && self.name.load(Ordering::Relaxed) == name_of_this_thread()
+        if !HAVE_NAMES || name.load(Ordering::Relaxed) != name_of_this_thread() {
+            return None;
+        }
+        // SAFETY: what has a thread's name is its record, which is never freed.
+        Some(unsafe { &*owner })
     }
 
     /// Whether no thread has the record. What its last one did in sections has been done.

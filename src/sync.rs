@@ -13,7 +13,7 @@ mod owner;
 mod standstill;
 mod threads;
 
-pub(crate) use biased::{Biased, Inside};
+pub(crate) use biased::{Biased, Inside, Keyed};
 pub(crate) use called::Called;
 #[cfg(not(any(ctxalloc_loom, miri, windows)))]
 pub(crate) use fork::{AroundFork, around_fork};
@@ -31,9 +31,9 @@ pub(crate) use owner::{AsOwnerLock, Owned, OwnerLock, enter_all_owned, wait_for_
 pub(crate) use threads::{Here, Section};
 
 #[cfg(ctxalloc_loom)]
-pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+pub(crate) use loom::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 #[cfg(not(ctxalloc_loom))]
-pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 #[cfg(ctxalloc_loom)]
 use loom::thread::yield_now;

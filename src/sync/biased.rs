@@ -1,11 +1,11 @@
 //! `Biased`: a value of one thread, its owner, which other threads may reach at times.
 //!
 //! The owner uses no atomic read-modify-write: it marks that it is inside (two plain stores of constants, so that no
-//! use waits for the number that the last one stored) and checks for a visitor.
-//! A visitor announces itself, calls `membarrier`, which runs a fence on every processor that runs a thread of this
+//! use waits for the number that the last one stored) and looks at the *gate*: one word that tells whether there is a
+//! visitor, and if not, what the value has at hand ([`Keyed`]). So who needs that looks at nothing else.
+//! A visitor closes the gate, calls `membarrier`, which runs a fence on every processor that runs a thread of this
 //! process, and waits until the owner is outside. Why the two exclude each other: the owner stores its mark, then loads
-//! `visited`; the visitor stores `visited`, then loads the mark. One of them must see the other (Dekker), as in
-//! `owner`.
+//! the gate; the visitor stores the gate, then loads the mark. One of them must see the other (Dekker), as in `owner`.
 //!
 //! Where the system has no `membarrier` there are no visits.
 //!
@@ -13,8 +13,14 @@
 //! all the same, its marks are taken away as it unwinds: a mark that stayed would let visitors in beside the owner for
 //! ever, or keep all of them out.
 
-use super::{AtomicU32, Ordering, membarrier, yield_now};
+use super::{AtomicU32, AtomicU64, Ordering, membarrier, yield_now};
 use std::cell::UnsafeCell;
+
+/// A value that may have something at hand.
+pub(crate) trait Keyed {
+    /// What tells what it has at hand: 0 if nothing. Never [`u64::MAX`].
+    fn key(&self) -> u64;
+}
 
 #[derive(Debug)]
 pub(crate) struct Biased<T> {
@@ -23,9 +29,11 @@ pub(crate) struct Biased<T> {
     /// - set to `USED`: when the owner is outside again, by it alone.
     /// - set to `UNUSED`: from `USED` only, by who asks whether it was used ([`take_used`](Biased::take_used)).
     mark: AtomicU32,
-    /// - set to 1: by a visitor, from 0 only.
+    /// [`VISITED`], or the value's key as the owner left it; 0 since a visit.
+    /// - set to `VISITED`: by a visitor, from anything else.
     /// - set to 0: by that visitor, when it leaves.
-    visited: AtomicU32,
+    /// - set to the key: by the owner when it goes outside, from anything but `VISITED`.
+    gate: AtomicU64,
     value: UnsafeCell<T>,
 }
 
@@ -36,19 +44,21 @@ const INSIDE: u32 = 1;
 /// The owner is outside, and was inside.
 const USED: u32 = 2;
 
+const VISITED: u64 = u64::MAX;
+
 // SAFETY: the value is reached by the owner while nobody visits, and by one visitor while the owner is outside.
 #[allow(unsafe_code, reason = "a lock's cell")]
 unsafe impl<T: Send> Sync for Biased<T> {}
 
-impl<T> Biased<T> {
+impl<T: Keyed> Biased<T> {
     #[cfg(not(ctxalloc_loom))]
     pub(crate) const fn new(value: T) -> Self {
-        Self { mark: AtomicU32::new(UNUSED), visited: AtomicU32::new(0), value: UnsafeCell::new(value) }
+        Self { mark: AtomicU32::new(UNUSED), gate: AtomicU64::new(0), value: UnsafeCell::new(value) }
     }
 
     #[cfg(ctxalloc_loom)]
     pub(crate) fn new(value: T) -> Self {
-        Self { mark: AtomicU32::new(UNUSED), visited: AtomicU32::new(0), value: UnsafeCell::new(value) }
+        Self { mark: AtomicU32::new(UNUSED), gate: AtomicU64::new(0), value: UnsafeCell::new(value) }
     }
 
     /// Runs `work` on the value. `work` is short. If it panics, the owner is outside again, and the value as it left
@@ -63,32 +73,33 @@ impl<T> Biased<T> {
             self.mark.store(INSIDE, Ordering::Relaxed);
             membarrier::light(); // the load comes after the store
             // Acquire pairs with the Release at the end of `visit`.
-            if self.visited.load(Ordering::Acquire) == 0 {
+            if self.gate.load(Ordering::Acquire) != VISITED {
                 break;
             }
             self.wait_for_visitor();
         }
-        // Release pairs with the Acquire in `visit`.
-        let _outside = StoreAtEnd(&self.mark, USED);
+        let _outside = Leaving(self);
         // SAFETY: no visitor is here, and one that comes from now on waits until the mark is gone. `work` cannot keep
         // the reference, and the owner has no other one (this function's contract).
         work(unsafe { &mut *self.value.get() })
     }
 
-    /// [`own`](Self::own) until the returned value is dropped; `None`, without waiting, if somebody visits. A value and
-    /// no closure, since the compiler is not sure to inline those.
+    /// [`own`](Self::own) until the returned value is dropped, of a value with this key, which is not 0; `None`, without
+    /// waiting, if it had another one when the owner left it, or somebody has visited since. A value and no closure,
+    /// since the compiler is not sure to inline those.
     ///
     /// # Safety
-    /// - as for `own`: neither it nor this is called until the returned value is dropped.
+    /// - as for `own`: neither it nor this is called until the returned value is dropped;
+    /// - the key is not changed meanwhile.
     #[inline(always)]
     #[allow(unsafe_code, reason = "a lock's cell")]
-    pub(crate) unsafe fn enter(&self) -> Option<Inside<'_, T>> {
+    pub(crate) unsafe fn enter(&self, key: u64) -> Option<Inside<'_, T>> {
         self.mark.store(INSIDE, Ordering::Relaxed);
         membarrier::light(); // the load comes after the store
         // Release pairs with the Acquire in `visit`.
         let outside = StoreAtEnd(&self.mark, USED);
         // Acquire pairs with the Release at the end of `visit`.
-        if self.visited.load(Ordering::Acquire) != 0 {
+        if self.gate.load(Ordering::Acquire) != key {
             return None;
         }
         // SAFETY: no visitor is here, and one that comes from now on waits until the mark is gone, with `outside`. The
@@ -99,7 +110,7 @@ impl<T> Biased<T> {
     #[cold]
     fn wait_for_visitor(&self) {
         self.mark.store(USED, Ordering::Release);
-        while self.visited.load(Ordering::Relaxed) != 0 {
+        while self.gate.load(Ordering::Relaxed) == VISITED {
             yield_now();
         }
     }
@@ -136,16 +147,15 @@ impl<T> Biased<T> {
     #[allow(unsafe_code, reason = "a lock's cell")]
     pub(crate) fn visit<R>(&self, work: impl FnOnce(&mut T) -> R) -> Option<R> {
         // Acquire pairs with the Release of the last visitor.
-        if self.visited.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_err() {
-            return None;
-        }
-        let _over = StoreAtEnd(&self.visited, 0);
+        let close = |gate| if gate == VISITED { None } else { Some(VISITED) };
+        self.gate.fetch_update(Ordering::Acquire, Ordering::Relaxed, close).ok()?;
+        let _over = Visit(&self.gate);
         membarrier::try_heavy().then(|| {
             // Until the mark is gone: a new one is stored Relaxed, which does not order the owner's work before it.
             while self.mark.load(Ordering::Acquire) == INSIDE {
                 yield_now();
             }
-            // SAFETY: the owner is outside; should it come again, it sees `visited`. There is one visitor, and `work`
+            // SAFETY: the owner is outside; should it come again, it sees the gate. There is one visitor, and `work`
             // cannot keep the reference.
             work(unsafe { &mut *self.value.get() })
         })
@@ -158,7 +168,7 @@ pub(crate) struct Inside<'a, T> {
     _outside: StoreAtEnd<'a>,
 }
 
-/// Stores a number (Release) when it is dropped, by a panic too.
+/// Stores (Release) that the owner is outside when it is dropped, by a panic too.
 struct StoreAtEnd<'a>(&'a AtomicU32, u32);
 
 impl Drop for StoreAtEnd<'_> {
@@ -168,21 +178,99 @@ impl Drop for StoreAtEnd<'_> {
     }
 }
 
+/// The owner goes outside when it is dropped, by a panic too, and leaves the key at the gate.
+struct Leaving<'a, T: Keyed>(&'a Biased<T>);
+
+impl<T: Keyed> Drop for Leaving<'_, T> {
+    #[inline]
+    #[allow(unsafe_code, reason = "a lock's cell")]
+    fn drop(&mut self) {
+        let Biased { mark, gate, value } = self.0;
+        // SAFETY: the owner is still inside, and `work` has returned its reference.
+        let key = unsafe { &*value.get() }.key();
+        let left = gate.load(Ordering::Relaxed);
+        if left != key && left != VISITED {
+            // If this fails somebody visits, and waits for the mark. Relaxed: the owner alone looks for the key.
+            let _ = gate.compare_exchange(left, key, Ordering::Relaxed, Ordering::Relaxed);
+        }
+        // Release pairs with the Acquire in `visit`.
+        mark.store(USED, Ordering::Release);
+    }
+}
+
+/// A visit is over when it is dropped, by a panic too.
+struct Visit<'a>(&'a AtomicU64);
+
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        // Release pairs with the Acquire in `own` and `enter`, and with that of the next visitor.
+        self.0.store(0, Ordering::Release);
+    }
+}
+
 #[cfg(all(test, not(any(ctxalloc_loom, miri))))]
 mod tests {
-    use super::Biased;
+    use super::{Biased, Keyed};
     use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::thread;
+
+    /// Numbers, of which the first is the key.
+    #[derive(Default)]
+    struct Counts([u64; 8]);
+
+    impl Counts {
+        fn count(&mut self) {
+            self.0.iter_mut().for_each(|count| *count += 1);
+        }
+    }
+
+    impl Keyed for Counts {
+        fn key(&self) -> u64 {
+            self.0[0]
+        }
+    }
+
+    #[test]
+    #[allow(unsafe_code, reason = "the owner's side")]
+    fn a_value_is_entered_by_the_key_with_which_it_was_left_and_not_after_a_visit() {
+        let value = Biased::new(Counts::default());
+        // SAFETY: this thread alone is the owner, and `work` does not call `own`.
+        let set = |key| unsafe { value.own(|counts| counts.0[0] = key) };
+        // SAFETY: this thread alone is the owner, and what it gets is dropped at once.
+        let enters = |key| unsafe { value.enter(key) }.is_some();
+        assert!(!enters(3));
+        set(3);
+        assert!(enters(3) && enters(3) && !enters(4));
+        set(4);
+        assert!(enters(4) && !enters(3));
+        let change = |counts: &mut Counts| {
+            counts.0[0] = 5;
+            assert_eq!(counts.0[0], 6, "inside");
+        };
+        // SAFETY: this thread alone is the owner, and `work` does not call `own`.
+        let panics = || unsafe { value.own(change) };
+        assert!(catch_unwind(AssertUnwindSafe(panics)).is_err());
+        assert!(enters(5) && !enters(4), "a panic leaves the key that there is then");
+        if Biased::<Counts>::can_be_visited() {
+            assert_eq!(value.visit(|counts| counts.0[0]), Some(5));
+            assert!(!enters(5), "nobody knows what a visitor did");
+            assert!(!value.is_in_use());
+            set(5);
+            assert!(enters(5));
+        }
+        set(0);
+        assert!(!enters(5));
+    }
 
     #[test]
     #[allow(unsafe_code, reason = "the owner's side")]
     fn an_owner_and_its_visitors_lose_nothing() {
-        let counts: Biased<[u64; 8]> = Biased::new([0; 8]);
+        let counts = Biased::new(Counts::default());
         let (uses, visits): (u64, u64) = thread::scope(|scope| {
             let visitors: Vec<_> = (0..2)
                 .map(|_| {
                     scope.spawn(|| {
-                        let visit = || counts.visit(|counts| counts.iter_mut().for_each(|count| *count += 1));
+                        let visit = || counts.visit(Counts::count);
                         (0..20_000).filter_map(|_| visit()).count() as u64
                     })
                 })
@@ -190,7 +278,7 @@ mod tests {
             let mut uses = 0;
             while !visitors.iter().all(thread::ScopedJoinHandle::is_finished) {
                 // SAFETY: this thread alone is the owner, and `work` does not call `own`.
-                unsafe { counts.own(|counts| counts.iter_mut().for_each(|count| *count += 1)) };
+                unsafe { counts.own(Counts::count) };
                 uses += 1;
             }
             (uses, visitors.into_iter().map(|visitor| visitor.join().expect("no panic")).sum::<u64>())
@@ -198,32 +286,32 @@ mod tests {
         if cfg!(target_os = "linux") {
             assert!(visits > 0, "nobody visited");
         }
-        assert_eq!(counts.value.into_inner(), [uses + visits; 8]);
+        assert_eq!(counts.value.into_inner().0, [uses + visits; 8]);
     }
 
     #[test]
     #[allow(unsafe_code, reason = "the owner's side")]
     fn a_panic_inside_leaves_the_owner_outside_and_ends_a_visit() {
-        let count = Biased::new(0);
+        let count = Biased::new(Counts::default());
         let panics = |work: &dyn Fn()| assert!(catch_unwind(AssertUnwindSafe(work)).is_err());
         // SAFETY: this thread alone is the owner, and `work` does not call `own`.
         panics(&|| unsafe { count.own(|_| panic!("inside")) });
         assert!(!count.is_in_use(), "the owner's mark stayed");
-        if Biased::<()>::can_be_visited() {
+        if Biased::<Counts>::can_be_visited() {
             panics(&|| {
                 count.visit(|_| panic!("a visitor"));
             });
-            assert_eq!(count.visit(|count| *count += 1), Some(()), "the last visitor is still announced");
+            assert_eq!(count.visit(Counts::count), Some(()), "the last visitor is still announced");
         }
         // SAFETY: this thread alone is the owner, and `work` does not call `own`.
-        unsafe { count.own(|count| *count += 1) };
+        unsafe { count.own(Counts::count) };
         assert!(!count.is_in_use());
     }
 
     #[test]
     #[allow(unsafe_code, reason = "the owner's side")]
     fn a_use_is_told_once() {
-        let value = Biased::new(0);
+        let value = Biased::new(Counts::default());
         assert!(!value.take_used());
         // SAFETY: this thread alone is the owner, and `work` does not call `own`.
         unsafe { value.own(|_| assert!(value.take_used() && value.take_used(), "it is in use")) };
@@ -234,9 +322,30 @@ mod tests {
 
 #[cfg(all(test, ctxalloc_loom))]
 mod loom_tests {
-    use super::Biased;
+    use super::{Biased, Keyed};
     use loom::cell::UnsafeCell;
     use loom::sync::Arc;
+
+    const KEY: u64 = 5;
+
+    struct Counted {
+        count: UnsafeCell<usize>,
+        key: u64,
+    }
+
+    impl Counted {
+        #[allow(unsafe_code, reason = "loom's cell")]
+        fn add(&mut self) {
+            // SAFETY: called inside, which excludes all others; loom sees to that.
+            self.count.with_mut(|count| unsafe { *count += 1 });
+        }
+    }
+
+    impl Keyed for Counted {
+        fn key(&self) -> u64 {
+            self.key
+        }
+    }
 
     #[test]
     #[allow(unsafe_code, reason = "the owner's side, and loom's cell")]
@@ -245,27 +354,36 @@ mod loom_tests {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = Some(3);
         model.check(|| {
-            let counted = Arc::new(Biased::new(UnsafeCell::new(0_usize)));
+            let counted = Arc::new(Biased::new(Counted { count: UnsafeCell::new(0), key: 0 }));
             let visitors: Vec<_> = (0..2)
                 .map(|_| {
                     let counted = Arc::clone(&counted);
-                    // SAFETY: called inside of a visit, which excludes all others.
-                    let add = |count: &mut UnsafeCell<usize>| count.with_mut(|count| unsafe { *count += 1 });
-                    loom::thread::spawn(move || usize::from(counted.visit(add).is_some()))
+                    let visit = |counted: &mut Counted| {
+                        counted.add();
+                        counted.key = 0;
+                    };
+                    loom::thread::spawn(move || usize::from(counted.visit(visit).is_some()))
                 })
                 .collect();
-            // SAFETY: this thread alone is the owner, and `work` does not call `own`; the count is reached inside of
-            // it.
-            let uses = unsafe { counted.enter() }.map_or(1, |inside| {
-                inside.value.with_mut(|count| unsafe { *count += 1 });
-                2
-            });
-            // SAFETY: this thread alone is the owner, and the first work inside has ended.
-            unsafe { counted.own(|count| count.with_mut(|count| *count += 1)) };
+            let own = |counted: &mut Counted| {
+                counted.add();
+                counted.key = KEY;
+            };
+            // SAFETY: this thread alone is the owner, and each is over before the next one begins.
+            let uses = unsafe {
+                counted.own(own);
+                counted.enter(KEY).map_or(1, |inside| {
+                    assert_eq!(inside.value.key, KEY);
+                    inside.value.add();
+                    2
+                })
+            };
             let visits: usize = visitors.into_iter().map(|visitor| visitor.join().expect("no panic")).sum();
-            // SAFETY: this thread alone is the owner, and the visitors have ended.
-            let count = unsafe { counted.own(|count| count.with(|count| *count)) };
+            // SAFETY: as above, and the visitors have ended.
+            let (count, key) = unsafe { counted.own(|counted| (counted.count.with(|count| *count), counted.key)) };
             assert_eq!(count, uses + visits);
+            // SAFETY: as above.
+            assert_eq!(unsafe { counted.enter(KEY) }.is_some(), key == KEY);
             assert!(visits > 0);
         });
     }

@@ -3,7 +3,7 @@
 use super::cache::{Cache, Caches};
 use super::turn::in_turn;
 use crate::os;
-use crate::sync::{AtomicU32, Biased, ForkLock, HeldAcrossFork, Locked, Made, Ordering, held_across_fork};
+use crate::sync::{AtomicU32, Biased, ForkLock, HeldAcrossFork, Keyed, Locked, Made, Ordering, held_across_fork};
 use std::cell::Cell;
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
@@ -52,15 +52,26 @@ impl Own {
         unsafe { self.caches.as_mut() }
     }
 
+    /// The cache that was used last.
+    ///
+    /// # Safety
+    /// - there is one: the key, its pool's number, is not 0.
+    #[inline(always)]
+    pub(super) unsafe fn latest(&mut self) -> &mut Cache {
+        debug_assert_ne!(self.serial, 0);
+        // SAFETY: with a number that a pool has, it is one of our caches (`set_latest`), which nobody else has while
+        // `self` is borrowed.
+        unsafe { &mut *self.latest }
+    }
+
     /// The cache of the pool with this number, if it is the one that was used last.
     #[inline(always)]
     pub(super) fn latest_of(&mut self, serial: u64) -> Option<&mut Cache> {
         if self.serial != serial {
             return None;
         }
-        // SAFETY: with a number that a pool has, it is one of our caches (`set_latest`), which nobody else has while
-        // `self` is borrowed.
-        Some(unsafe { &mut *self.latest })
+        // SAFETY: no pool has the number 0.
+        Some(unsafe { self.latest() })
     }
 
     /// Notes which cache was used last.
@@ -86,6 +97,13 @@ impl Own {
         // SAFETY: from `Box::into_raw` in `put`; no copy of the pointer is left here, and `latest`, which pointed into
         // it, is cleared.
         (!caches.is_null()).then(|| unsafe { Box::from_raw(caches) })
+    }
+}
+
+impl Keyed for Own {
+    /// The number of the pool whose cache was used last.
+    fn key(&self) -> u64 {
+        self.serial
     }
 }
 

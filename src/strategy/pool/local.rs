@@ -121,32 +121,32 @@ pub(super) unsafe fn push_if_of(serial: u64, class: usize, block: NonNull<u8>) -
 /// [`pop`] where the pool with this number is the one that this thread used last, and nobody visits.
 #[inline(always)]
 pub(super) fn take_latest(serial: u64, class: usize) -> Option<NonNull<u8>> {
-    let inside = enter()?;
-    inside.value.latest_of(serial)?.pop(class)
+    let inside = enter(serial)?;
+    // SAFETY: the key is a pool's number.
+    unsafe { inside.value.latest() }.pop(class)
 }
 
 /// [`push`] where the pool with this number is the one that this thread used last, and nobody visits.
 #[inline(always)]
 pub(super) fn keep_latest(serial: u64, class: usize, block: NonNull<u8>) -> bool {
-    let Some(inside) = enter() else { return false };
-    match inside.value.latest_of(serial) {
-        Some(cache) => cache.push(class, block),
-        None => false,
-    }
+    let Some(inside) = enter(serial) else { return false };
+    // SAFETY: the key is a pool's number.
+    unsafe { inside.value.latest() }.push(class, block)
 }
 
-/// What this thread has, unless somebody visits. Until it is dropped, nothing else in this file is called.
+/// What this thread has, if the pool with this number is the one that it used last, unless somebody visits. Until it is
+/// dropped, nothing else in this file is called.
 #[cfg(not(ctxalloc_loom))]
 #[inline(always)]
-fn enter() -> Option<Inside<'static, Own>> {
+fn enter(serial: u64) -> Option<Inside<'static, Own>> {
     let member: *const Member = MEMBER.with(std::ptr::from_ref);
     // SAFETY: a thread-local without a destructor is there until its thread ends, and the two callers, which run on
-    // this thread, drop what they get before they return, and call nothing in this file.
-    unsafe { (*member).own.enter() }
+    // this thread, drop what they get before they return, call nothing in this file, and leave the key.
+    unsafe { (*member).own.enter(serial) }
 }
 
 #[cfg(ctxalloc_loom)]
-fn enter() -> Option<Inside<'static, Own>> {
+fn enter(_: u64) -> Option<Inside<'static, Own>> {
     None
 }
 

@@ -88,7 +88,18 @@ pub(crate) unsafe fn release(handler: Handler, block: NonNull<u8>) -> bool {
 pub(crate) unsafe fn release_tight(handler: Handler, block: NonNull<u8>, size_bytes: usize) -> bool {
     // SAFETY: a live block of the shared pool, and of the handler, with so many bytes, given up where this succeeds
     // (this function's contract).
-    unsafe { release_by(handler, block, |pool| pool.kept().keep_tight(block, size_bytes) || release_in_pool(block)) }
+    unsafe { release_by(handler, block, |pool| release_tight_in_pool(pool, block, size_bytes)) }
+}
+
+/// A function of its own, as [`release_in_request`] is.
+///
+/// # Safety
+/// - `block` is a live block of `pool`, the shared one; after `true` it is not used again.
+#[inline(never)]
+unsafe fn release_tight_in_pool(pool: &'static Pool, block: NonNull<u8>, size_bytes: usize) -> bool {
+    // SAFETY: a live block of the shared pool with so many bytes, given up where this succeeds (this function's
+    // contract).
+    unsafe { pool.kept().keep_tight(block, size_bytes) || release_in_pool(block) }
 }
 
 /// `put_back` takes a block of `pool` back.

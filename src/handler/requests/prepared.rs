@@ -209,6 +209,8 @@ impl Prepared {
         let heap = HeapRecord::new(terms.heap_limit_bytes, terms.heap_refuses);
         let state = State {
             kept: small::kept(&memory, terms.after_end, &chain),
+            // SAFETY: the two are dropped together, and nobody takes the chain out.
+            own: unsafe { chain.own_again() },
             chain,
             memory,
             after_end: terms.after_end,

@@ -164,13 +164,27 @@ impl Slot {
     /// One more container, which holds the request as a block does; the caller is a holder, or has a container.
     #[inline(never)]
     pub(in crate::handler) fn add_container(&self) {
-        self.state().chain.add_uncounted(|| self.hold_again());
+        if !self.state().own.add_another() {
+            self.add_container_elsewhere();
+        }
+    }
+
+    #[inline(never)]
+    fn add_container_elsewhere(&self) {
+        self.state().chain.add_uncounted_elsewhere(|| self.hold_again());
     }
 
     /// One container less; the state may go with it.
     #[inline(never)]
     pub(in crate::handler) fn remove_container(&'static self) {
-        if self.state().chain.remove_uncounted() {
+        if !self.state().own.remove_another() {
+            self.remove_container_elsewhere();
+        }
+    }
+
+    #[inline(never)]
+    fn remove_container_elsewhere(&'static self) {
+        if self.state().chain.remove_uncounted_elsewhere() {
             self.let_go(); // the hold of its blocks and containers
         }
     }

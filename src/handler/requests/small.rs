@@ -23,7 +23,7 @@ impl Slot {
     pub(in crate::handler) fn allocate_small(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         let state = self.state();
         let kept = state.kept?;
-        let account = &**state.chain.own();
+        let account = &**state.own;
         let Some(room) = account.begin_charge(size_bytes) else { return self.allocate_on_tab(size_bytes) };
         self.allocate_in(kept, account, room, size_bytes)
     }
@@ -86,7 +86,7 @@ impl Slot {
         if size_bytes == UNCOUNTED {
             return false;
         }
-        if !state.chain.own().give_small_back(size_bytes) {
+        if !state.own.give_small_back(size_bytes) {
             // SAFETY: a live block of this slot with this record and size, which the caller gives up.
             return unsafe { self.release_on_tab(small, block, size_bytes) };
         }
@@ -134,7 +134,7 @@ impl Slot {
     pub(super) fn take_recent(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         let state = self.state();
         let kept = state.kept.filter(|_| size_bytes > Kept::MAX_BYTES)?;
-        let account = state.chain.own();
+        let account = &**state.own;
         drop(account.begin_charge(size_bytes)?); // whether it is worth while: the pool's lock is not taken inside of it
         let block = kept.take_recent_sized(size_bytes)?;
         let Some(room) = account.begin_charge(size_bytes) else {
@@ -158,7 +158,7 @@ impl Slot {
         let small = unsafe { Small::of(block) }?;
         let old_bytes = Some(small.requested_bytes(block)).filter(|bytes| *bytes != UNCOUNTED)?;
         let growth = new_bytes.checked_sub(old_bytes)?;
-        let account = state.chain.own();
+        let account = &**state.own;
         let Some(room) = account.begin_charge(growth) else {
             // SAFETY: a live block of this slot with this record and size, given up where this succeeds.
             return unsafe { self.grow_elsewhere(small, block, old_bytes, growth) };

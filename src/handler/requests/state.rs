@@ -4,7 +4,7 @@ use super::on_chosen::OnChosen;
 use crate::handler::heap::HeapRecord;
 use crate::handler::held::Held;
 use crate::recording::Noted;
-use crate::strategy::account::{Chain, Pending, Refused, TINY_BYTES, UNCOUNTED};
+use crate::strategy::account::{Chain, Own, Pending, Refused, TINY_BYTES, UNCOUNTED};
 #[cfg(feature = "python")]
 use crate::strategy::prefix_bytes;
 use crate::strategy::{Budget, Kept, LiveBlock, Pool, Prefixed, Strategy};
@@ -46,6 +46,8 @@ enum Counting {
 pub(super) struct State {
     /// For `small`.
     pub(super) kept: Option<Kept>,
+    /// The chain's, so that there is no further step to it.
+    pub(super) own: Own,
     pub(super) chain: Arc<Chain>,
     pub(super) memory: Memory,
     pub(super) after_end: AfterEnd,

@@ -35,7 +35,7 @@ pub(crate) struct Chain {
 
 /// The first account of a chain, beside the chain's list, for whoever needs no other: no reference of its own.
 #[derive(Debug)]
-pub(super) struct Own(ManuallyDrop<Arc<Account>>);
+pub(crate) struct Own(ManuallyDrop<Arc<Account>>);
 
 impl Own {
     /// # Safety
@@ -140,6 +140,16 @@ impl Chain {
 
     pub(crate) fn own(&self) -> &Arc<Account> {
         &self.own
+    }
+
+    /// The same, for who has the chain beside it.
+    ///
+    /// # Safety
+    /// - lives no longer than the chain.
+    #[allow(unsafe_code, reason = "a pointer beside its owner")]
+    pub(crate) unsafe fn own_again(&self) -> Own {
+        // SAFETY: the list of a chain never changes, and goes with it (this function's contract).
+        unsafe { Own::first_of(&self.all) }
     }
 
     #[inline]
@@ -370,23 +380,23 @@ impl Chain {
     /// nevertheless. `first` is as for [`take_block`](Self::take_block).
     #[inline(always)]
     pub(crate) fn add_uncounted(&self, first: impl FnOnce()) {
-        match self.own.lock.enter_owned() {
-            Some(_section) => self.add_own(first),
-            None => self.add_uncounted_on_tab(first),
+        if !self.own.add_another() {
+            self.add_uncounted_elsewhere(first);
         }
     }
 
-    #[inline(never)]
-    fn add_uncounted_on_tab(&self, first: impl FnOnce()) {
+    /// The same where the own account is not enough.
+    #[inline(always)]
+    pub(crate) fn add_uncounted_elsewhere(&self, first: impl FnOnce()) {
         match self.tabs.enter() {
-            Some((tab, _section)) => _ = tab.add_one(), // which is never its first: a tab's numbers begin in the middle
-            None => self.add_uncounted_elsewhere(first),
+            Some((tab, section)) => tab.add_another_in(&section),
+            None => self.add_uncounted_slowly(first),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn add_uncounted_elsewhere(&self, first: impl FnOnce()) {
+    fn add_uncounted_slowly(&self, first: impl FnOnce()) {
         self.own.lock.with(|| self.add_own(first));
     }
 
@@ -427,23 +437,25 @@ impl Chain {
     #[inline(always)]
     #[must_use]
     pub(crate) fn remove_uncounted(&self) -> bool {
-        match self.own.lock.enter_owned() {
-            Some(_section) => self.own.remove_own(), // made without a tab: only a lock that is shared has some
-            None => self.remove_uncounted_on_tab(),
-        }
+        if self.own.remove_another() { false } else { self.remove_uncounted_elsewhere() }
     }
 
-    #[inline(never)]
-    fn remove_uncounted_on_tab(&self) -> bool {
+    /// The same where the own account is not enough.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn remove_uncounted_elsewhere(&self) -> bool {
         match self.tabs.enter() {
-            Some((tab, _section)) => tab.remove_own(), // which is never its last
-            None => self.remove_uncounted_elsewhere(),
+            Some((tab, section)) => {
+                tab.remove_another_in(&section);
+                false
+            }
+            None => self.remove_uncounted_slowly(),
         }
     }
 
     #[cold]
     #[inline(never)]
-    fn remove_uncounted_elsewhere(&self) -> bool {
+    fn remove_uncounted_slowly(&self) -> bool {
         self.own.lock.with(|| self.remove_own())
     }
 

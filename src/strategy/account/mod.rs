@@ -43,7 +43,7 @@ mod tabs;
 #[cfg(ctxalloc_whole)]
 mod whole;
 
-pub(crate) use chain::Chain;
+pub(crate) use chain::{Chain, Own};
 pub(crate) use chosen::Chosen;
 pub use known::{BudgetNumbers, budgets, ready};
 pub use made_room::{MadeRoom, made_room};

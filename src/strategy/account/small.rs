@@ -38,6 +38,42 @@ impl Account {
         self.live_blocks.store(self.live_blocks.load(RELAXED).wrapping_sub(1), RELAXED);
     }
 
+    /// A block more that nobody counts, or a container, if this thread owns the account and has some of the request: so
+    /// nothing that has ended begins again. False, and nothing was done, if not.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn add_another(&self) -> bool {
+        let Some(section) = self.lock.enter_owned() else { return false };
+        let has_some = self.own_blocks.load(RELAXED) > 0;
+        if has_some {
+            self.add_another_in(&section);
+        }
+        has_some
+    }
+
+    #[inline(always)]
+    pub(super) fn add_another_in(&self, _section: &Section) {
+        self.own_blocks.store(self.own_blocks.load(RELAXED).wrapping_add(1), RELAXED);
+    }
+
+    /// One less, if this thread owns the account and it is not the last that it has of the request. False, and nothing
+    /// was done, if not.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn remove_another(&self) -> bool {
+        let Some(section) = self.lock.enter_owned() else { return false };
+        let has_more = self.own_blocks.load(RELAXED) > 1;
+        if has_more {
+            self.remove_another_in(&section);
+        }
+        has_more
+    }
+
+    #[inline(always)]
+    pub(super) fn remove_another_in(&self, _section: &Section) {
+        self.own_blocks.store(self.own_blocks.load(RELAXED).wrapping_sub(1), RELAXED);
+    }
+
     /// Begins to charge a small block to this account alone: after it [`charged`](Self::charged) may follow, if this
     /// thread owns the account, there is room, and nothing else is to be looked at. As
     /// [`Chain::charge_small`], and without closures, since the compiler is not sure to inline those.

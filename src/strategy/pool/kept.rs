@@ -215,7 +215,10 @@ impl Kept {
     /// - as for [`keep`](Self::keep).
     #[inline(always)]
     pub(crate) unsafe fn try_keep(self, small: Small, block: NonNull<u8>) -> Over {
-        Over((!local::keep_latest(self.serial, small.class, block)).then_some((small.class, block)))
+        if local::keep_latest(self.serial, small.class, block) {
+            return Over(None);
+        }
+        Over(Some((small.class, block)))
     }
 
     /// As C's callers do it by the handler's functions: what goes to the system now may be of another pool, whose

@@ -234,10 +234,8 @@ impl Region {
     /// The class of the small block at this address; `None` if the block is large.
     #[inline(always)]
     pub(super) fn class_at(&self, address: usize) -> Option<usize> {
-        match self.classes[page_of(address)].load(Ordering::Relaxed) {
-            LARGE => None,
-            class => Some(usize::from(class & 0xFF) - 1),
-        }
+        // The lower byte of `LARGE` is 0, and no class's is.
+        usize::from(self.classes[page_of(address)].load(Ordering::Relaxed) as u8).checked_sub(1)
     }
 
     /// Whether the block at this address is a small one of this class.

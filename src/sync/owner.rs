@@ -238,11 +238,12 @@ pub(crate) fn with_all<L: AsOwnerLock, R>(locks: &[L], work: impl FnOnce() -> R)
     exclusively(first.or_else(own), locks, work)
 }
 
-/// [`OwnerLock::enter_owned`] for all of these.
+/// [`OwnerLock::enter_owned`] for all of these, for what a child of `fork` must find in all of them or in none:
+/// `standstill` waits for it. `None` also while another thread forks.
 #[inline(always)]
 pub(crate) fn enter_all_owned<L: AsOwnerLock>(locks: &[L]) -> Option<Section> {
     let thread = locks.first()?.owner_lock().owner_if_this_thread()?;
-    let section = Section::begin_brief(thread);
+    let section = Section::try_begin(thread)?;
     locks.iter().all(|lock| lock.owner_lock().is_owned_by(thread)).then_some(section)
 }
 

@@ -297,13 +297,18 @@ impl Section {
     #[inline]
     pub(super) fn begin(thread: &'static Thread) -> Self {
         loop {
-            let section = Self::begin_as(LONG, thread);
-            if forking::may_begin() {
+            if let Some(section) = Self::try_begin(thread) {
                 return section;
             }
-            drop(section); // it has waited for nobody
             forking::wait();
         }
+    }
+
+    /// The same; `None`, without waiting, while another thread forks.
+    #[inline]
+    pub(super) fn try_begin(thread: &'static Thread) -> Option<Self> {
+        let section = Self::begin_as(LONG, thread); // if it is dropped, it has waited for nobody
+        if forking::may_begin() { Some(section) } else { None }
     }
 
     /// One in which it waits for nobody.

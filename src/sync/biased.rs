@@ -84,9 +84,9 @@ impl<T: Keyed> Biased<T> {
         work(unsafe { &mut *self.value.get() })
     }
 
-    /// [`own`](Self::own) until the returned value is dropped, of a value with this key, which is not 0; `None`, without
-    /// waiting, if it had another one when the owner left it, or somebody has visited since. A value and no closure,
-    /// since the compiler is not sure to inline those.
+    /// [`own`](Self::own) until the returned value is dropped, of a value with this key, which is not 0; `None`,
+    /// without waiting, if it had another one when the owner left it, or somebody has visited since. A value and no
+    /// closure, since the compiler is not sure to inline those.
     ///
     /// # Safety
     /// - as for `own`: neither it nor this is called until the returned value is dropped;
@@ -382,7 +382,7 @@ mod loom_tests {
             // SAFETY: as above, and the visitors have ended.
             let (count, key) = unsafe { counted.own(|counted| (counted.count.with(|count| *count), counted.key)) };
             assert_eq!(count, uses + visits);
-            // SAFETY: as above.
+            // SAFETY: this thread alone is the owner, and what it gets is dropped at once.
             assert_eq!(unsafe { counted.enter(KEY) }.is_some(), key == KEY);
             assert!(visits > 0);
         });

@@ -1,8 +1,8 @@
 //! A fork waits until no other thread is in a long section, and none begins one before it is over. So a child finds no
 //! list half changed, and no charge that some of its accounts have and others lack.
 //!
-//! Brief sections go on: what is done in them is one block's numbers in one account, of a thread that the child does not
-//! have.
+//! Brief sections go on: what is done in them is one block's numbers in one account, of a thread that the child does
+//! not have.
 //!
 //! A thread that has no record takes none meanwhile. So in a child, where functions that are called before ours may
 //! start threads, none of these takes a record before those of the threads that only the parent has are given back.

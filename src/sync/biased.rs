@@ -232,7 +232,7 @@ mod tests {
 
     #[test]
     #[allow(unsafe_code, reason = "the owner's side")]
-    fn a_value_is_entered_by_the_key_with_which_it_was_left_and_not_after_a_visit() {
+    fn a_value_is_entered_by_the_key_it_was_left_with_until_a_visit() {
         let value = Biased::new(Counts::default());
         // SAFETY: this thread alone is the owner, and `work` does not call `own`.
         let set = |key| unsafe { value.own(|counts| counts.0[0] = key) };

@@ -11,7 +11,7 @@ use super::process::{is_pool, is_system};
 use super::requests::{Slot, slot_behind};
 use super::trampoline::AtHand;
 use super::word::Handler;
-use crate::strategy::{Kept, Pool, Small, Strategy, System};
+use crate::strategy::{Kept, Pool, Strategy, System};
 use crate::unattributed::is_watched;
 use std::ptr::NonNull;
 
@@ -77,7 +77,7 @@ fn allocate_in_request(slot: &'static Slot, size_bytes: usize) -> Option<NonNull
 pub(crate) unsafe fn release(handler: Handler, block: NonNull<u8>) -> bool {
     // SAFETY: a live block of the shared pool, and of the handler, given up where this succeeds (this function's
     // contract).
-    unsafe { release_by(handler, block, |_| release_in_pool(block)) }
+    unsafe { release_by(handler, block, |pool| release_in_pool(pool, block)) }
 }
 
 /// The same of a block of [`allocate_tight`] that has `size_bytes`.
@@ -99,7 +99,7 @@ pub(crate) unsafe fn release_tight(handler: Handler, block: NonNull<u8>, size_by
 unsafe fn release_tight_in_pool(pool: &'static Pool, block: NonNull<u8>, size_bytes: usize) -> bool {
     // SAFETY: a live block of the shared pool with so many bytes, given up where this succeeds (this function's
     // contract).
-    unsafe { pool.kept().keep_tight(block, size_bytes) || release_in_pool(block) }
+    unsafe { pool.kept().keep_tight(block, size_bytes) || release_in_pool(pool, block) }
 }
 
 /// `put_back` takes a block of `pool` back.
@@ -131,14 +131,9 @@ unsafe fn release_by(handler: Handler, block: NonNull<u8>, put_back: impl FnOnce
 /// # Safety
 /// - `block` is a live block of the shared pool; after `true` it is not used again.
 #[inline(never)]
-unsafe fn release_in_pool(block: NonNull<u8>) -> bool {
-    let Some(pool) = Pool::shared_before() else { return false };
+unsafe fn release_in_pool(pool: &'static Pool, block: NonNull<u8>) -> bool {
     // SAFETY: a live block of the shared pool, given up where it is a small one.
-    unsafe {
-        let Some(small) = Small::of(block) else { return false };
-        pool.kept().keep(small, block);
-    }
-    true
+    unsafe { pool.kept().keep_small(block) }
 }
 
 /// # Safety
@@ -195,11 +190,7 @@ impl AtHand for Pool {
     #[inline(always)]
     unsafe fn put_back(&'static self, block: NonNull<u8>) -> bool {
         // SAFETY: a live block of this pool, given up where it is a small one.
-        unsafe {
-            let Some(small) = Small::of(block) else { return false };
-            self.kept().keep(small, block);
-        }
-        true
+        unsafe { self.kept().keep_small(block) }
     }
 }
 
@@ -207,7 +198,8 @@ impl AtHand for Pool {
 mod tests {
     use super::super::requests::{Prepared, Terms};
     use super::super::{Handler, handler};
-    use super::{Small, allocate_tight};
+    use super::allocate_tight;
+    use crate::strategy::Small;
     use std::ptr::NonNull;
     use std::thread;
 

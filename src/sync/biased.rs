@@ -44,6 +44,7 @@ const INSIDE: u32 = 1;
 /// The owner is outside, and was inside.
 const USED: u32 = 2;
 
+/// Somebody visits.
 const VISITED: u64 = u64::MAX;
 
 // SAFETY: the value is reached by the owner while nobody visits, and by one visitor while the owner is outside.
@@ -78,7 +79,8 @@ impl<T: Keyed> Biased<T> {
             }
             self.wait_for_visitor();
         }
-        let _outside = Leaving(self);
+        let _outside = StoreAtEnd(&self.mark); // after the key
+        let _key = KeyAtEnd(self);
         // SAFETY: no visitor is here, and one that comes from now on waits until the mark is gone. `work` cannot keep
         // the reference, and the owner has no other one (this function's contract).
         work(unsafe { &mut *self.value.get() })
@@ -96,8 +98,7 @@ impl<T: Keyed> Biased<T> {
     pub(crate) unsafe fn enter(&self, key: u64) -> Option<Inside<'_, T>> {
         self.mark.store(INSIDE, Ordering::Relaxed);
         membarrier::light(); // the load comes after the store
-        // Release pairs with the Acquire in `visit`.
-        let outside = StoreAtEnd(&self.mark, USED);
+        let outside = StoreAtEnd(&self.mark);
         // Acquire pairs with the Release at the end of `visit`.
         if self.gate.load(Ordering::Acquire) != key {
             return None;
@@ -169,23 +170,24 @@ pub(crate) struct Inside<'a, T> {
 }
 
 /// Stores (Release) that the owner is outside when it is dropped, by a panic too.
-struct StoreAtEnd<'a>(&'a AtomicU32, u32);
+struct StoreAtEnd<'a>(&'a AtomicU32);
 
 impl Drop for StoreAtEnd<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.store(self.1, Ordering::Release);
+        // Release pairs with the Acquire in `visit`.
+        self.0.store(USED, Ordering::Release);
     }
 }
 
-/// The owner goes outside when it is dropped, by a panic too, and leaves the key at the gate.
-struct Leaving<'a, T: Keyed>(&'a Biased<T>);
+/// The owner, which is about to go outside, leaves the key at the gate when it is dropped, by a panic too.
+struct KeyAtEnd<'a, T: Keyed>(&'a Biased<T>);
 
-impl<T: Keyed> Drop for Leaving<'_, T> {
+impl<T: Keyed> Drop for KeyAtEnd<'_, T> {
     #[inline]
     #[allow(unsafe_code, reason = "a lock's cell")]
     fn drop(&mut self) {
-        let Biased { mark, gate, value } = self.0;
+        let Biased { gate, value, .. } = self.0;
         // SAFETY: the owner is still inside, and `work` has returned its reference.
         let key = unsafe { &*value.get() }.key();
         let left = gate.load(Ordering::Relaxed);
@@ -193,8 +195,6 @@ impl<T: Keyed> Drop for Leaving<'_, T> {
             // If this fails somebody visits, and waits for the mark. Relaxed: the owner alone looks for the key.
             let _ = gate.compare_exchange(left, key, Ordering::Relaxed, Ordering::Relaxed);
         }
-        // Release pairs with the Acquire in `visit`.
-        mark.store(USED, Ordering::Release);
     }
 }
 

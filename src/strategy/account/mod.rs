@@ -40,6 +40,7 @@ mod reserved;
 mod small;
 mod stats;
 mod tabs;
+mod uncounted;
 #[cfg(ctxalloc_whole)]
 mod whole;
 

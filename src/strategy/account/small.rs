@@ -43,17 +43,7 @@ impl Account {
     #[inline(always)]
     #[must_use]
     pub(crate) fn add_another(&self) -> bool {
-        let Some(section) = self.lock.enter_owned() else { return false };
-        let has_some = self.own_blocks.load(RELAXED) > 0;
-        if has_some {
-            self.add_another_in(&section);
-        }
-        has_some
-    }
-
-    #[inline(always)]
-    pub(super) fn add_another_in(&self, _section: &Section) {
-        self.own_blocks.store(self.own_blocks.load(RELAXED).wrapping_add(1), RELAXED);
+        self.change_own(1, 1)
     }
 
     /// One less, if this thread owns the account and it is not the last that it has of the request. False, and nothing
@@ -61,17 +51,22 @@ impl Account {
     #[inline(always)]
     #[must_use]
     pub(crate) fn remove_another(&self) -> bool {
-        let Some(section) = self.lock.enter_owned() else { return false };
-        let has_more = self.own_blocks.load(RELAXED) > 1;
-        if has_more {
-            self.remove_another_in(&section);
-        }
-        has_more
+        self.change_own(2, -1)
     }
 
     #[inline(always)]
-    pub(super) fn remove_another_in(&self, _section: &Section) {
-        self.own_blocks.store(self.own_blocks.load(RELAXED).wrapping_sub(1), RELAXED);
+    fn change_own(&self, least: usize, by: isize) -> bool {
+        let Some(section) = self.lock.enter_owned() else { return false };
+        let has_least = self.own_blocks.load(RELAXED) >= least;
+        if has_least {
+            self.change_own_in(&section, by);
+        }
+        has_least
+    }
+
+    #[inline(always)]
+    pub(super) fn change_own_in(&self, _section: &Section, by: isize) {
+        self.own_blocks.store(self.own_blocks.load(RELAXED).wrapping_add_signed(by), RELAXED);
     }
 
     /// Begins to charge a small block to this account alone: after it [`charged`](Self::charged) may follow, if this
@@ -92,7 +87,7 @@ impl Account {
     #[inline(always)]
     pub(crate) fn charged(&self, bytes: usize, room: Room) {
         self.take_small(room.live_bytes, bytes, 1);
-        self.own_blocks.store(self.own_blocks.load(RELAXED).wrapping_add(1), RELAXED);
+        self.change_own_in(&room.section, 1);
         drop(room.section);
     }
 
@@ -132,12 +127,12 @@ impl Account {
     }
 
     #[inline(always)]
-    pub(super) fn give_small_back_in(&self, _section: &Section, bytes: usize) -> bool {
+    pub(super) fn give_small_back_in(&self, section: &Section, bytes: usize) -> bool {
         if self.ceiling.load(RELAXED) == 0 {
             return false;
         }
         self.give_small(bytes);
-        self.own_blocks.store(self.own_blocks.load(RELAXED).wrapping_sub(1), RELAXED);
+        self.change_own_in(section, -1);
         true
     }
 }

@@ -21,8 +21,6 @@ pub(super) const SPANNED: usize = 128 << 10;
 /// The first tiny class, which has the number of those before it: 8 linear ones, and 4 for each of the 9 doublings from
 /// 512 to 256 Ki.
 pub(super) const TINY: usize = 8 + 4 * 9;
-/// No block's class: neither a record nor a thread's cache has it.
-pub(super) const NONE: usize = 0xFE;
 /// The number of classes.
 pub(super) const COUNT: usize = TINY + TINY_MAX / TINY_ALIGN;
 
@@ -45,15 +43,6 @@ impl<const UNIT: usize, const LENGTH: usize> Lookup<UNIT, LENGTH> {
             return Some(self.tabled(size_bytes));
         }
         (size_bytes <= MAX).then(|| if size_bytes == 0 { self.tabled(1) } else { computed(size_bytes) })
-    }
-
-    /// [`of`](Self::of); [`NONE`] for zero bytes, and above [`MAX`].
-    #[inline(always)]
-    pub(super) fn of_some(&self, size_bytes: usize) -> usize {
-        if is_tabled(size_bytes) {
-            return self.tabled(size_bytes);
-        }
-        if (1..=MAX).contains(&size_bytes) { computed(size_bytes) } else { NONE }
     }
 
     /// Of 1 to [`TABLED`] bytes.

@@ -63,7 +63,7 @@ impl Small {
     /// - as for [`of`](Self::of).
     #[inline(always)]
     unsafe fn of_tight(block: NonNull<u8>, size_bytes: usize) -> Option<Self> {
-        let (address, class) = (block.addr().get(), classes::TIGHT.of_some(size_bytes));
+        let (address, class) = (block.addr().get(), classes::TIGHT.find(size_bytes)?);
         // SAFETY: the block is live (this function's contract), so its region is in the map.
         let region = unsafe { region::find(address) };
         region.has_class_at(address, class).then_some(Self { region, class })
@@ -165,6 +165,20 @@ impl Kept {
         self.give_back(over);
     }
 
+    /// Takes a block back; false, and nothing was done, if it is a large one.
+    ///
+    /// # Safety
+    /// - `block` is a live block of the shared pool; after `true` it is not used again.
+    #[inline(always)]
+    pub(crate) unsafe fn keep_small(self, block: NonNull<u8>) -> bool {
+        // SAFETY: a live block of the shared pool, given up where it is a small one (this function's contract).
+        unsafe {
+            let Some(small) = Small::of(block) else { return false };
+            self.keep(small, block);
+        }
+        true
+    }
+
     /// Takes a block of [`take_tight`](Self::take_tight) of so many bytes back; false, and nothing was done, if it is
     /// of another class.
     ///
@@ -195,7 +209,7 @@ impl Kept {
     ) -> Option<NonNull<u8>> {
         // SAFETY: a live block of the shared pool (this function's contract).
         let small = unsafe { Small::of_tight(block, old_bytes) }?;
-        let class = classes::TIGHT.of_some(new_bytes);
+        let class = classes::TIGHT.find(new_bytes)?;
         if small.class == class {
             return Some(block);
         }

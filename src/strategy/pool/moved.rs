@@ -41,12 +41,11 @@ impl<P: Pages> Pool<P> {
         size_bytes: usize,
         new_size_bytes: usize,
     ) -> Option<NonNull<u8>> {
-        let class = classes::TIGHT.of_some(size_bytes);
-        let new_class = classes::TIGHT.of_some(new_size_bytes);
+        let class = classes::TIGHT.find(size_bytes)?;
+        let new_class = classes::TIGHT.find(new_size_bytes)?;
         let address = block.addr().get();
         // SAFETY: the block is live (this function's contract), so its region is in the map.
-        let is_known = unsafe { region::find(address) }.has_class_at(address, class);
-        if !is_known || new_class == classes::NONE {
+        if !unsafe { region::find(address) }.has_class_at(address, class) {
             return None;
         }
         if class == new_class || (classes::is_tiny(class) && new_size_bytes < size_bytes) {

@@ -241,7 +241,7 @@ impl Region {
     /// Whether the block at this address is a small one of this class.
     #[inline(always)]
     pub(super) fn has_class_at(&self, address: usize, class: usize) -> bool {
-        self.classes[page_of(address)].load(Ordering::Relaxed) as u8 == (class as u8).wrapping_add(1)
+        self.classes[page_of(address)].load(Ordering::Relaxed) as u8 == class as u8 + 1
     }
 
     /// The first page of the span of the small block at this address.

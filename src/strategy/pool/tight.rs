@@ -57,11 +57,11 @@ impl<P: Pages> Pool<P> {
     /// - as for `release`. A layout that the block does not have is no mistake; it takes more time.
     #[inline]
     pub unsafe fn release_layout(&self, block: NonNull<u8>, layout: Layout) {
-        let class = some_class_of(layout);
         // SAFETY: a live block of this pool, given up by one of these (this function's contract).
         unsafe {
-            if !local::push_if_of(self.inner.number.serial(), class, block) {
-                self.release_by_record(block);
+            match class_of(layout) {
+                Some(class) if local::push_if_of(self.inner.number.serial(), class, block) => {}
+                _ => self.release_by_record(block),
             }
         }
     }
@@ -76,7 +76,7 @@ impl<P: Pages> Pool<P> {
     }
 
     /// [`resize`](super::Strategy::resize) of a block whose layout the caller knows, to one that is aligned to what
-    /// `new` wants: faster, and a block of up to 48 bytes stays as small as
+    /// `new` wants: faster, and a block of more than 48 bytes that is to have no more becomes as small as
     /// [`allocate_layout`](Self::allocate_layout) makes it. `None`, and the block is as it was, where there is no
     /// memory, and for an alignment above 64.
     ///
@@ -133,16 +133,6 @@ fn class_of(layout: Layout) -> Option<usize> {
         classes::TIGHT.find(layout.size())
     } else {
         classes::ALIGNED.find(layout.size())
-    }
-}
-
-/// The same; [`classes::NONE`] for one of no bytes, and a large one.
-#[inline(always)]
-fn some_class_of(layout: Layout) -> usize {
-    if layout.align() <= classes::TINY_ALIGN {
-        classes::TIGHT.of_some(layout.size())
-    } else {
-        classes::ALIGNED.of_some(layout.size())
     }
 }
 

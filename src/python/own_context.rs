@@ -141,7 +141,7 @@ impl Reader {
     ///
     /// # Safety
     /// - `state` is this thread's own thread state, and Python runs.
-    #[inline]
+    #[inline(always)]
     pub(super) unsafe fn value(&self, state: *const c_void) -> Option<NonNull<ffi::PyObject>> {
         // SAFETY: only this thread changes which Context it is in, and what that has, and it is here. So all of these
         // are alive; the places of the words were tried.
@@ -151,13 +151,31 @@ impl Reader {
                 return None;
             }
             let vars = word(context, VARS);
-            if vars.is_null() { None } else { self.found_below(word(vars, ROOT)) }
+            if vars.is_null() {
+                return None;
+            }
+            let root = word(vars, ROOT);
+            if self.is_not_below_few(root) { None } else { self.found_below(root) }
+        }
+    }
+
+    /// Whether the root of few variables says that the variable is not among them: so it says most of the time while
+    /// nothing is selected, and who asks is to touch few lines of the caches.
+    ///
+    /// # Safety
+    /// - as for [`found_below`](Self::found_below).
+    #[inline(always)]
+    unsafe fn is_not_below_few(&self, root: *const c_void) -> bool {
+        // SAFETY: a node that lives, if there is one (this function's contract), whose type says its kind.
+        unsafe {
+            let is_bitmap = !root.is_null() && word(root, TYPE).addr() == self.nodes.bitmap;
+            is_bitmap && bitmap_of(root) & (1 << (self.hash & 31)) == 0
         }
     }
 
     /// # Safety
     /// - `root` is a node of a tree that lives, or null.
-    #[inline]
+    #[inline(never)]
     unsafe fn found_below(&self, root: *const c_void) -> Option<NonNull<ffi::PyObject>> {
         let mut node = root;
         for level in 0..LEVELS {
@@ -176,7 +194,7 @@ impl Reader {
                 if kind != self.nodes.bitmap {
                     return None;
                 }
-                let bitmap = node.cast::<*const c_void>().add(BITMAP).cast::<u32>().read();
+                let bitmap = bitmap_of(node);
                 if bitmap & (1 << child) == 0 {
                     return None;
                 }
@@ -191,6 +209,13 @@ impl Reader {
         }
         None
     }
+}
+
+/// # Safety
+/// - `node` is a node of the kind that has a bitmap.
+unsafe fn bitmap_of(node: *const c_void) -> u32 {
+    // SAFETY: it is there in such a node (this function's contract).
+    unsafe { node.cast::<*const c_void>().add(BITMAP).cast::<u32>().read() }
 }
 
 fn variable(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {

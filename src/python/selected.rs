@@ -21,7 +21,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyCFunction;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -123,27 +123,32 @@ pub(super) fn selected(thread: &mut Thread) -> Option<Handler> {
     if exit::is_closed() {
         return None;
     }
-    // SAFETY: both may be called by any thread while Python runs: after its end `is_closed`. A thread's own state lives
+    // SAFETY: it may be called by any thread while Python runs: after its end `is_closed`. A thread's own state lives
     // until that thread gives it up, so its version may be read, which nobody else writes.
-    let (attached, own, version) = unsafe {
+    let (own, version) = unsafe {
         let own = (asked.own)();
         if own.is_null() {
             return None;
         }
-        ((asked.attached)(), own, own.byte_add(asked.version_at).cast::<u64>().read())
+        (own, own.byte_add(asked.version_at).cast::<u64>().read())
     };
-    let is_attached = attached == own;
+    // SAFETY: it may be called by any thread, and Python runs.
+    let attached = || unsafe { (asked.attached)() };
     // From 3.12 on a thread asks for its own: one that is attached by another state is in another interpreter.
-    let reader = asked.reader.as_ref().filter(|reader| is_attached || attached.is_null() || reader.is_of_any_thread());
+    let may_ask = match &asked.reader {
+        Some(reader) if reader.is_of_any_thread() => true,
+        Some(_) => [own, null()].contains(&attached()),
+        None => attached() == own,
+    };
     // What was found the last time is only for where nobody can be asked: whoever sets NumPy's variable itself, as
     // asgiref does to carry a Context on, changes no version.
-    if thread.changes > 0 || !(is_attached || reader.is_some()) {
+    if thread.changes > 0 || !may_ask {
         let is_known = thread.state == own && thread.version == version;
         return if is_known { handler_of(thread.account) } else { None };
     }
     // SAFETY: this thread's state, and Python runs. Without a reader it is attached, so the thread has the GIL.
     let handler = unsafe {
-        match reader {
+        match &asked.reader {
             Some(reader) => read(asked, reader, own),
             None => ask(asked),
         }
@@ -181,7 +186,7 @@ fn remember(thread: &mut Thread, own: *const c_void, version: u64, handler: Opti
 ///
 /// # Safety
 /// - `own` is this thread's state, and Python runs.
-#[inline]
+#[inline(always)]
 unsafe fn read(asked: &Asked, reader: &Reader, own: *const c_void) -> Option<Handler> {
     // SAFETY: this function's contract. What the variable has lives as long as the Context, in which this thread is.
     unsafe { reader.value(own).and_then(|value| handler_in(asked, value.as_ptr())) }
@@ -216,7 +221,7 @@ unsafe fn ask(asked: &Asked) -> Option<Handler> {
 /// # Safety
 /// - `value` is an object that lives, and that nobody changes meanwhile. If it is a capsule of NumPy's name, it has
 ///   NumPy's struct.
-#[inline]
+#[inline(never)]
 unsafe fn handler_in(asked: &Asked, value: *mut ffi::PyObject) -> Option<Handler> {
     // SAFETY: an object that lives and does not change (this function's contract).
     unsafe { asked.capsules.pointer_in(value) }.and_then(|c_struct| handler_at(c_struct.cast()))

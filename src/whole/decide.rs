@@ -15,14 +15,20 @@ use crate::handler::Handler;
 use crate::handler::requests::{
     Beyond, Charged, charge, imports_around, is_counted, is_refused, may_import, tell_by_null,
 };
+use crate::os;
 use crate::strategy::account::Weight;
-use std::ffi::c_void;
+use std::ffi::{c_int, c_void};
 use std::ptr::{NonNull, null_mut};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 /// Blocks that were freed while this thread held all locks (between the sides of `fork`): a list through their first
 /// words. Whoever is next frees them.
 static POSTPONED: [AtomicPtr<u8>; 3] = [const { AtomicPtr::new(null_mut()) }; 3];
+
+/// Whether there are any.
+/// - set: by whoever has put one into a list, behind that.
+/// - cleared: by who is about to empty the lists.
+static ARE_POSTPONED: AtomicBool = AtomicBool::new(false);
 
 /// # Safety
 /// - called by `preload.c`: the thread is this one, and `outcome` a place for the answer.
@@ -36,31 +42,75 @@ pub(super) unsafe extern "C" fn allocate(
 ) -> *mut c_void {
     // SAFETY: this thread's own struct, which nobody else has; the functions below pass it on and do not keep it.
     let thread = unsafe { &mut *thread };
+    let asked = Asked { kind: Kind::of(kind), size_bytes, align, how };
+    let (done, block) = match DECIDER.get().filter(|_| thread.is_plain()) {
+        Some(decider) => match decider.selected(thread, asked.kind) {
+            None if decider.pass(thread, asked) => (PASS, null_mut()),
+            selected => allocate_slowly(thread, asked, Some(selected)),
+        },
+        None => allocate_slowly(thread, asked, None),
+    };
+    // SAFETY: a place for the answer (this function's contract).
+    unsafe { outcome.write(done) };
+    block.cast()
+}
+
+/// This thread's `errno`, which has its value again when this is dropped: `malloc` changes it only where it fails.
+struct Errno {
+    place: *mut c_int,
+    before: c_int,
+}
+
+impl Errno {
+    fn kept() -> Self {
+        let place = os::errno();
+        // SAFETY: this thread's own, which is there as long as the thread.
+        Self { place, before: unsafe { place.read() } }
+    }
+}
+
+impl Drop for Errno {
+    fn drop(&mut self) {
+        // SAFETY: this thread's own, found by `kept` on this thread, which has not returned since.
+        unsafe { self.place.write(self.before) };
+    }
+}
+
+/// What `preload.c` is asked for.
+#[derive(Debug, Clone, Copy)]
+struct Asked {
+    kind: Kind,
+    size_bytes: usize,
+    align: usize,
+    how: u32,
+}
+
+/// A function of its own: while no request is selected, a program's own code and data are to stay in the processor's
+/// caches, and most of what this needs is not looked at then. `selected`: whose the block is, if that is known.
+#[inline(never)]
+fn allocate_slowly(thread: &mut Thread, asked: Asked, selected: Option<Option<Handler>>) -> (u32, *mut u8) {
+    let _kept = Errno::kept();
+    let Asked { kind, size_bytes, align, how } = asked;
     if thread.refusing == size_bytes as u64 && size_bytes > 0 {
         thread.refusing = 0;
         thread.left = i64::MAX / 2; // what the error takes is not counted
-        // SAFETY: a place for the answer (this function's contract).
-        unsafe { outcome.write(REFUSED) };
-        return null_mut();
+        return (REFUSED, null_mut());
     }
     let is_sample = size_bytes < EXACT_FROM && thread.settle(remembers());
-    let (done, block) = match DECIDER.get() {
+    match DECIDER.get() {
         // It stays nobody's, and is not one more that is.
         Some(decider) if how & GROWN != 0 && !decider.is_counted(thread) => (PASS, null_mut()),
         Some(decider) if thread.may_decide() => {
-            let zeroed = how & ZEROED != 0;
-            let wanted = Wanted { kind: Kind::of(kind), size_bytes, align, zeroed, is_sample };
-            let is_object = wanted.kind != Kind::Native || thread.object > 0;
-            decider.allocate(thread, wanted, || None, || decider.answer(size_bytes, is_object))
+            let wanted = Wanted { kind, size_bytes, align, zeroed: how & ZEROED != 0, is_sample };
+            let is_object = kind != Kind::Native || thread.object > 0;
+            let ask = |thread: &mut Thread| selected.unwrap_or_else(|| decider.selected(thread, kind));
+            decider.allocate(thread, wanted, ask, || decider.answer(size_bytes, is_object))
         }
         _ => {
             Decider::look_soon_if_owed(thread); // `settle` has put the next look off
             (PASS, null_mut())
         }
-    };
-    // SAFETY: a place for the answer (this function's contract).
-    unsafe { outcome.write(done) };
-    block.cast()
+    }
 }
 
 /// A block that is asked for.
@@ -93,7 +143,10 @@ pub(super) fn allocate_for(
     match DECIDER.get() {
         Some(decider) if thread.may_decide() => {
             let wanted = Wanted { kind: Kind::Native, size_bytes, align, zeroed: false, is_sample };
-            decider.allocate(thread, wanted, owner, answer_to_arrow)
+            let ask = |thread: &mut Thread| {
+                if any_is_charged() { (decider.binding.selected)(thread).or_else(owner) } else { None }
+            };
+            decider.allocate(thread, wanted, ask, answer_to_arrow)
         }
         _ => {
             Decider::look_soon_if_owed(thread); // `settle` has put the next look off
@@ -128,12 +181,42 @@ pub(super) fn selected(thread: &mut Thread) -> Option<Handler> {
 }
 
 impl Decider {
-    /// `owner`: whose it is where the thread has no request. `answer`: what is done where a limit has no room for it.
+    /// The handler of the request that is selected where a block of this kind is asked for.
+    #[inline(always)]
+    fn selected(&self, thread: &mut Thread, kind: Kind) -> Option<Handler> {
+        if !any_is_charged() {
+            return None;
+        }
+        let ask = if kind == Kind::Native { self.binding.selected } else { self.binding.selected_for_object };
+        ask(thread)
+    }
+
+    /// Leaves a block to the next allocator, since no request is selected on this thread, on which nothing else is to
+    /// be done; false, and nothing was done, if more is to be looked at than that.
+    #[inline(always)]
+    fn pass(&self, thread: &mut Thread, asked: Asked) -> bool {
+        let Asked { kind, size_bytes, how, .. } = asked;
+        let Some(nobodys) = thread.nobodys else { return false };
+        if !thread.has_looked() || size_bytes >= range::ASKED_FROM || ARE_POSTPONED.load(Ordering::Relaxed) {
+            return false;
+        }
+        let is_small = size_bytes < EXACT_FROM;
+        let is_counted =
+            if is_small { thread.settle_again(self.binding.remembers) && thread.resize == 0 } else { how & GROWN == 0 };
+        if is_counted {
+            let bytes =
+                if is_small { weight_of_sample(kind, size_bytes, counted(kind, size_bytes)) } else { size_bytes };
+            nobodys.fetch_add(bytes as u64, Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// `ask`: whose it is. `answer`: what is done where a limit has no room for it.
     fn allocate(
         &self,
         thread: &mut Thread,
         wanted: Wanted,
-        owner: impl FnOnce() -> Option<Handler>,
+        ask: impl FnOnce(&mut Thread) -> Option<Handler>,
         answer: impl FnOnce() -> Answer,
     ) -> (u32, *mut u8) {
         const PASSED: (u32, *mut u8) = (PASS, null_mut());
@@ -141,8 +224,7 @@ impl Decider {
         let is_small = size_bytes < EXACT_FROM;
         let thread = busy(thread);
         self.free_postponed();
-        let ask = if kind == Kind::Native { self.binding.selected } else { self.binding.selected_for_object };
-        let selected = if any_is_charged() { ask(thread.0).or_else(owner) } else { None };
+        let selected = ask(thread.0);
         if thread.0.raising != NOT_RAISING {
             self.look_what_is_owed(thread.0, selected);
         }
@@ -257,7 +339,7 @@ impl Decider {
 
     #[inline]
     fn free_postponed(&self) {
-        if POSTPONED.iter().any(|list| !list.load(Ordering::Relaxed).is_null()) {
+        if ARE_POSTPONED.load(Ordering::Relaxed) {
             self.free_all_postponed();
         }
     }
@@ -265,6 +347,8 @@ impl Decider {
     #[cold]
     #[inline(never)]
     fn free_all_postponed(&self) {
+        // Acquire pairs with the Release in `postpone`: the lists have what was put there before.
+        ARE_POSTPONED.swap(false, Ordering::Acquire);
         for (kind, list) in [Kind::Native, Kind::Mem, Kind::Obj].into_iter().zip(&POSTPONED) {
             // Acquire pairs with the Release in `postpone`.
             let mut next = NonNull::new(list.swap(null_mut(), Ordering::Acquire));
@@ -327,10 +411,12 @@ fn postpone(kind: u32, block: NonNull<u8>) {
         unsafe { block.cast::<*mut u8>().write(first) };
         // Release pairs with the Acquire in `free_postponed`.
         match list.compare_exchange_weak(first, block.as_ptr(), Ordering::Release, Ordering::Relaxed) {
-            Ok(_) => return,
+            Ok(_) => break,
             Err(now) => first = now,
         }
     }
+    // Release pairs with the Acquire in `free_all_postponed`.
+    ARE_POSTPONED.store(true, Ordering::Release);
 }
 
 /// # Safety
@@ -349,4 +435,21 @@ pub(super) fn die(what: &str) -> ! {
         unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
     }
     std::process::abort()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Errno, os};
+
+    #[test]
+    fn errno_is_what_it_was_before() {
+        // SAFETY: this thread's own, which nobody else writes.
+        unsafe {
+            os::errno().write(libc::ENOTTY);
+            let kept = Errno::kept();
+            os::errno().write(libc::EAGAIN);
+            drop(kept);
+            assert_eq!(os::errno().read(), libc::ENOTTY);
+        }
+    }
 }

@@ -165,12 +165,15 @@ __attribute__((constructor)) static void find_early(void) {
 enum { SAMPLES_TO_MERGE = 1024, SAMPLES_TO_LARGE = 64 };
 static __thread uint32_t samples __attribute__((tls_model("initial-exec")));
 
-static void merge(void) {
+static __attribute__((noinline)) void merge(void) {
+    int saved = errno;
     samples = 0;
     next.free(next.malloc(LARGE_FOR_GLIBC));
+    errno = saved;
 }
 
-/* Rust decides about a block. NULL with PASS: it goes to the next allocator. */
+/* Rust decides about a block. NULL with PASS: it goes to the next allocator. Most do while no request is selected, so
+ * nothing is done for these that others alone need: Rust keeps errno. */
 static __attribute__((noinline)) void *decide(uint32_t kind, size_t size, size_t align, uint32_t how, uint32_t *outcome) {
     const struct slow *decider = __atomic_load_n(&slow, __ATOMIC_ACQUIRE);
     *outcome = PASS;
@@ -178,11 +181,13 @@ static __attribute__((noinline)) void *decide(uint32_t kind, size_t size, size_t
         self.left = UNATTACHED_LOOK;
         return NULL;
     }
-    int saved = errno;
     void *block = decider->allocate(&self, kind, size, align, how, outcome);
-    bool is_sample = kind == NATIVE && block && size < __atomic_load_n(&exact_from, __ATOMIC_RELAXED);
+    if (LIKELY(!block)) {
+        if (*outcome == REFUSED) errno = ENOMEM;
+        return NULL;
+    }
+    bool is_sample = kind == NATIVE && size < __atomic_load_n(&exact_from, __ATOMIC_RELAXED);
     if (is_sample && ++samples == SAMPLES_TO_MERGE) merge();
-    errno = *outcome == REFUSED ? ENOMEM : saved;
     return block;
 }
 
@@ -220,8 +225,8 @@ static __attribute__((noinline)) void free_placed(int kind, void *block) {
     const struct slow *decider = __atomic_load_n(&slow, __ATOMIC_ACQUIRE);
     bool is_large = samples >= SAMPLES_TO_LARGE && decider->usable(block) >= LARGE_FOR_GLIBC;
     decider->release(&self, kind, block);
-    if (is_large) merge();
     errno = saved;
+    if (is_large) merge();
 }
 
 /* Which range a block is in; KINDS: none. A block of Python's gets here too where a tool has put Python's own allocator

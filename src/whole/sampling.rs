@@ -49,9 +49,21 @@ impl Thread {
     /// Takes what was counted down off the sample's distance, the block that this look is for included; whether a
     /// sample is due. `remembers`: the binding does.
     pub(super) fn settle(&mut self, remembers: bool) -> bool {
-        if self.granted == 0 {
-            self.sample_left = self.draw(); // this thread's first look
+        if !self.has_looked() {
+            self.sample_left = self.draw();
         }
+        self.settle_again(remembers)
+    }
+
+    /// Whether this is not its first look.
+    #[inline(always)]
+    pub(super) fn has_looked(&self) -> bool {
+        self.granted != 0
+    }
+
+    /// [`settle`](Self::settle) for a thread that has looked before.
+    #[inline(always)]
+    pub(super) fn settle_again(&mut self, remembers: bool) -> bool {
         self.sample_left -= self.granted - self.left;
         let is_due = self.sample_left < 0;
         if is_due {

@@ -79,6 +79,18 @@ impl Thread {
         unsafe { !self.paused.read() }
     }
 
+    /// Whether its blocks are looked at, and nothing is to be looked at but who is selected.
+    #[inline(always)]
+    pub(super) fn is_plain(&self) -> bool {
+        const _: () = assert!(NOT_RAISING == 0);
+        if (self.busy | self.raising) != 0 || self.refusing != 0 || self.held.is_null() {
+            return false;
+        }
+        // SAFETY: `is_forking` has found both, the one before the other. They are this thread's own, and live as long
+        // as the thread, as this struct does; nobody has a reference to them for longer than a call.
+        unsafe { self.held.read().is_null() && !self.paused.read() }
+    }
+
     /// Whether it is between the two sides of a `fork`, and so has taken all locks that are held across it.
     pub(super) fn is_forking(&mut self) -> bool {
         if self.held.is_null() {

@@ -3,7 +3,7 @@
 //! blocks: each thread by itself.
 
 use super::held::Held;
-use super::requests::{Slot, slot_behind};
+use super::requests::{Latest, slot_behind};
 use super::word::Handler;
 use std::mem::ManuallyDrop;
 
@@ -11,7 +11,7 @@ use std::mem::ManuallyDrop;
 #[derive(Debug, PartialEq, Eq)]
 #[repr(transparent)]
 pub(crate) struct Container {
-    /// Let go only for a handler that is no request's of this copy of the crate: such a request counts a container.
+    /// Never let go by its drop: a request of this copy of the crate counts a container in its place.
     held: ManuallyDrop<Held>,
 }
 
@@ -34,34 +34,53 @@ impl Container {
     pub(crate) fn held(&self) -> &Held {
         &self.held
     }
+}
 
-    #[inline]
-    fn slot(&self) -> Option<&'static Slot> {
-        slot_behind(self.held.handler())
+/// Counts one more container of a request.
+#[inline(never)]
+fn add_to_request(held: &Held) {
+    let handler = held.handler();
+    // SAFETY: the container that is cloned holds it.
+    if unsafe { Latest::of(handler) }.is_some_and(Latest::add_container) {
+        return;
+    }
+    match slot_behind(handler) {
+        Some(slot) => slot.add_container(),
+        None => std::mem::forget(held.clone()), // another copy of the crate made it, and counts a hold
+    }
+}
+
+/// Counts one less, of a container that is gone.
+#[inline(never)]
+fn remove_from_request(handler: Handler) {
+    // SAFETY: that container has held it.
+    if unsafe { Latest::of(handler) }.is_some_and(Latest::remove_container) {
+        return;
+    }
+    match slot_behind(handler) {
+        Some(slot) => slot.remove_container(),
+        // SAFETY: that container had the hold which `of` or `add_to_request` forgot.
+        None => drop(unsafe { Held::assume(handler) }),
     }
 }
 
 impl Clone for Container {
     #[inline]
     fn clone(&self) -> Self {
-        match self.slot() {
-            Some(slot) => {
-                slot.add_container();
-                // SAFETY: as in `of`.
-                Self { held: ManuallyDrop::new(unsafe { Held::assume(self.held.handler()) }) }
-            }
-            None => Self { held: self.held.clone() },
+        if self.held.handler().is_request() {
+            add_to_request(&self.held);
         }
+        // SAFETY: counted just now, or of a handler that needs no hold.
+        Self { held: ManuallyDrop::new(unsafe { Held::assume(self.held.handler()) }) }
     }
 }
 
 impl Drop for Container {
     #[inline]
     fn drop(&mut self) {
-        match self.slot() {
-            Some(slot) => slot.remove_container(),
-            // SAFETY: not used again, and it was not a container that was counted.
-            None => unsafe { ManuallyDrop::drop(&mut self.held) },
+        // A named handler's hold is nothing.
+        if self.held.handler().is_request() {
+            remove_from_request(self.held.handler());
         }
     }
 }

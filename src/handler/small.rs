@@ -8,10 +8,10 @@
 
 use super::events::is_silent;
 use super::process::{is_pool, is_system};
-use super::requests::{Slot, slot_behind};
+use super::requests::{Latest, slot_behind};
 use super::trampoline::AtHand;
 use super::word::Handler;
-use crate::strategy::{Kept, Pool, Strategy, System};
+use crate::strategy::{Kept, Over, Pool, Strategy, System};
 use crate::unattributed::is_watched;
 use std::ptr::NonNull;
 
@@ -45,7 +45,7 @@ fn allocate_by(
         return None;
     }
     if handler.is_request() {
-        allocate_in_request(slot_behind(handler)?, size_bytes)
+        allocate_in_request(handler, size_bytes)
     } else if is_pool(handler) {
         take(Pool::shared_before()?.kept())
     } else if is_system(handler) {
@@ -65,8 +65,22 @@ fn allocate_on_heap(size_bytes: usize) -> Option<NonNull<u8>> {
 
 /// A function of its own, as [`release_in_request`] is: what it saves and restores, the others need not.
 #[inline(never)]
-fn allocate_in_request(slot: &'static Slot, size_bytes: usize) -> Option<NonNull<u8>> {
-    slot.allocate_small(size_bytes)
+fn allocate_in_request(handler: Handler, size_bytes: usize) -> Option<NonNull<u8>> {
+    // SAFETY: whoever calls holds the handler.
+    match unsafe { Latest::of(handler) }.map_or_else(|| Err(Over::default()), |latest| latest.allocate(size_bytes)) {
+        Ok(block) => Some(block),
+        Err(over) => allocate_in_another(handler, size_bytes, over),
+    }
+}
+
+/// In a request that this thread did not use last, or where more is to be looked at.
+#[inline(never)]
+fn allocate_in_another(handler: Handler, size_bytes: usize, over: Over) -> Option<NonNull<u8>> {
+    let slot = slot_behind(handler)?; // the one that `over` is of, if it has any
+    slot.give_back(over);
+    let block = slot.allocate_small(size_bytes)?;
+    slot.note_latest(handler);
+    Some(block)
 }
 
 /// Takes a block back; false if it has to go the long way, and nothing was done.
@@ -78,6 +92,30 @@ pub(crate) unsafe fn release(handler: Handler, block: NonNull<u8>) -> bool {
     // SAFETY: a live block of the shared pool, and of the handler, given up where this succeeds (this function's
     // contract).
     unsafe { release_by(handler, block, |pool| release_in_pool(pool, block)) }
+}
+
+/// [`release_tight`] of a request's block where this thread used the request last: it calls nothing then.
+///
+/// # Safety
+/// - as for [`release`].
+#[inline(always)]
+pub(crate) unsafe fn release_of_latest(handler: Handler, block: NonNull<u8>) -> bool {
+    // SAFETY: a live block of the handler, which it holds, given up where this succeeds (this function's contract).
+    is_silent() && unsafe { Latest::of(handler).is_some_and(|latest| latest.release(block)) }
+}
+
+/// [`release_tight`] of a block of `pool` whose class is found in a table: it calls nothing where this thread has room.
+///
+/// # Safety
+/// - as for [`release`].
+#[inline(always)]
+pub(crate) unsafe fn release_of_pool(handler: Handler, block: NonNull<u8>, size_bytes: usize) -> bool {
+    if handler.is_request() || !is_silent() || !is_pool(handler) || !Kept::is_tabled(size_bytes) {
+        return false;
+    }
+    // SAFETY: a live block of the shared pool with so many bytes, given up where this succeeds (this function's
+    // contract).
+    Pool::shared_before().is_some_and(|pool| unsafe { pool.kept().keep_tight(block, size_bytes) })
 }
 
 /// The same of a block of [`allocate_tight`] that has `size_bytes`.
@@ -112,8 +150,8 @@ unsafe fn release_by(handler: Handler, block: NonNull<u8>, put_back: impl FnOnce
         return false;
     }
     if handler.is_request() {
-        // SAFETY: a live block of the slot, which it holds; given up where this succeeds (this function's contract).
-        return slot_behind(handler).is_some_and(|slot| unsafe { release_in_request(slot, block) });
+        // SAFETY: a live block of the handler, given up where this succeeds (this function's contract).
+        return unsafe { release_in_request(handler, block) };
     }
     if is_pool(handler) {
         return Pool::shared_before().is_some_and(put_back);
@@ -137,9 +175,24 @@ unsafe fn release_in_pool(pool: &'static Pool, block: NonNull<u8>) -> bool {
 }
 
 /// # Safety
-/// - `block` is a live block of this slot; after `true` it is not used again.
+/// - `block` is a live block of this handler of a request; after `true` it is not used again.
 #[inline(never)]
-unsafe fn release_in_request(slot: &'static Slot, block: NonNull<u8>) -> bool {
+unsafe fn release_in_request(handler: Handler, block: NonNull<u8>) -> bool {
+    // SAFETY: a live block of the handler, which it holds; given up where this succeeds (this function's contract).
+    unsafe {
+        let is_done = Latest::of(handler).is_some_and(|latest| latest.release(block));
+        is_done || release_in_another(handler, block)
+    }
+}
+
+/// As [`allocate_in_another`].
+///
+/// # Safety
+/// - as for [`release_in_request`].
+#[inline(never)]
+unsafe fn release_in_another(handler: Handler, block: NonNull<u8>) -> bool {
+    let Some(slot) = slot_behind(handler) else { return false };
+    slot.note_latest(handler); // while the block holds it
     // SAFETY: a live block of this slot, which is not used again after `true` (this function's contract).
     unsafe { slot.release_small(block) }
 }
@@ -154,8 +207,11 @@ pub(crate) unsafe fn grow(handler: Handler, block: NonNull<u8>, new_bytes: usize
     if !handler.is_request() || !is_silent() {
         return None;
     }
-    // SAFETY: a live block of the slot, which it holds; given up where this succeeds (this function's contract).
-    unsafe { slot_behind(handler)?.grow_small(block, new_bytes) }
+    // SAFETY: a live block of the handler, which it holds; given up where this succeeds (this function's contract).
+    unsafe {
+        let grown = Latest::of(handler).and_then(|latest| latest.grow(block, new_bytes));
+        if grown.is_some() { grown } else { slot_behind(handler)?.grow_small(block, new_bytes) }
+    }
 }
 
 /// The same of a block of [`allocate_tight`] that has `old_bytes`, no more than the new ones.

@@ -84,11 +84,78 @@ impl ContextAlloc {
 
 const WORD: usize = size_of::<usize>();
 
+/// How many bytes to ask this handler for where it aligns less than the layout wants; `None` where it does not.
+fn wrapped_bytes(handler: Handler, layout: Layout) -> Option<usize> {
+    // This does not overflow: a layout's size and alignment are at most isize::MAX each.
+    (layout.align() > handler.alignment()).then(|| layout.size() + layout.align().max(WORD) + WORD)
+}
+
+/// [`give_back`](Blocks::give_back) of a request's plain block. A function of its own, as the next one, which calls
+/// nothing where the short way is taken: so neither it nor a container's end saves many registers.
+///
+/// # Safety
+/// - as for that one, of an allocator with this handler; the layout [is plain](is_plain).
+#[inline(never)]
+unsafe fn give_back_to_request(handler: Handler, block: NonNull<u8>, layout: Layout) {
+    // SAFETY: live, not used again where this succeeds (this function's contract), and not wrapped.
+    if !unsafe { small::release_of_latest(handler, whole(block)) } {
+        // SAFETY: live and not used again (this function's contract): it was not given back above.
+        unsafe { give_plain_back(handler, block, layout) }
+    }
+}
+
+/// The same of a named handler's.
+///
+/// # Safety
+/// - as for [`give_back_to_request`].
+#[inline(never)]
+unsafe fn give_back_to_named(handler: Handler, block: NonNull<u8>, layout: Layout) {
+    // SAFETY: live, not used again where this succeeds (this function's contract), and not wrapped.
+    if !unsafe { small::release_of_pool(handler, whole(block), layout.size()) } {
+        // SAFETY: live and not used again (this function's contract): it was not given back above.
+        unsafe { give_plain_back(handler, block, layout) }
+    }
+}
+
+/// # Safety
+/// - as for [`give_back_to_request`].
+#[inline(never)]
+unsafe fn give_plain_back(handler: Handler, block: NonNull<u8>, layout: Layout) {
+    // SAFETY: live, not used again where this succeeds (this function's contract), and not wrapped.
+    if !unsafe { small::release_tight(handler, whole(block), layout.size()) } {
+        // SAFETY: live and not used again (this function's contract): it was not given back above.
+        unsafe { give_any_back(handler, block, layout) }
+    }
+}
+
+/// [`give_back`](Blocks::give_back) of any block. No part of what each container is compiled with.
+///
+/// # Safety
+/// - as for that one, of an allocator with this handler.
+#[cold]
+#[inline(never)]
+unsafe fn give_any_back(handler: Handler, block: NonNull<u8>, layout: Layout) {
+    if layout.size() == 0 {
+        return;
+    }
+    match wrapped_bytes(handler, layout) {
+        // SAFETY: live and not used again (this function's contract); not wrapped, so it is the handler's own.
+        None => unsafe { handler.release(whole(block), layout.size()) },
+        Some(raw_bytes) => {
+            // SAFETY: live and not used again (this function's contract). It is wrapped, so `make` wrote the address of
+            // the raw block, which has `raw_bytes`, directly before it.
+            unsafe {
+                let raw = whole(block).sub(WORD).cast::<NonNull<u8>>().read();
+                handler.release(raw, raw_bytes);
+            }
+        }
+    }
+}
+
 impl ContextAlloc {
     /// How many bytes to ask the handler for where it aligns less than the layout wants; `None` where it does not.
     fn wrapped_bytes(&self, layout: Layout) -> Option<usize> {
-        // This does not overflow: a layout's size and alignment are at most isize::MAX each.
-        (layout.align() > self.handler().alignment()).then(|| layout.size() + layout.align().max(WORD) + WORD)
+        wrapped_bytes(self.handler(), layout)
     }
 
     fn make(&self, layout: Layout, zeroed: bool) -> Option<NonNull<u8>> {
@@ -117,30 +184,6 @@ impl ContextAlloc {
                 }
             }
         })
-    }
-
-    /// [`give_back`](Blocks::give_back) of any block. No part of what each container is compiled with.
-    ///
-    /// # Safety
-    /// - as for that one.
-    #[cold]
-    #[inline(never)]
-    unsafe fn give_any_back(&self, block: NonNull<u8>, layout: Layout) {
-        if layout.size() == 0 {
-            return;
-        }
-        match self.wrapped_bytes(layout) {
-            // SAFETY: live and not used again (this function's contract); not wrapped, so it is the handler's own.
-            None => unsafe { self.handler().release(whole(block), layout.size()) },
-            Some(raw_bytes) => {
-                // SAFETY: live and not used again (this function's contract). It is wrapped, so `make` wrote the
-                // address of the raw block, which has `raw_bytes`, directly before it.
-                unsafe {
-                    let raw = whole(block).sub(WORD).cast::<NonNull<u8>>().read();
-                    self.handler().release(raw, raw_bytes);
-                }
-            }
-        }
     }
 
     /// Resizes a block: by the handler if that keeps the alignment, else by allocating and copying.
@@ -207,10 +250,13 @@ unsafe impl Blocks for ContextAlloc {
 
     #[inline]
     unsafe fn give_back(&self, block: NonNull<u8>, layout: Layout) {
-        // SAFETY: live and not used again (this function's contract), and not wrapped.
-        if !is_plain(layout) || unsafe { !small::release_tight(self.handler(), whole(block), layout.size()) } {
-            // SAFETY: this function's contract, and it was not given back above.
-            unsafe { self.give_any_back(block, layout) }
+        // SAFETY: live and not used again (this function's contract); where it is plain, not wrapped.
+        unsafe {
+            match self.handler() {
+                handler if !is_plain(layout) => give_any_back(handler, block, layout),
+                handler if handler.is_request() => give_back_to_request(handler, block, layout),
+                handler => give_back_to_named(handler, block, layout),
+            }
         }
     }
 

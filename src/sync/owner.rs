@@ -106,7 +106,7 @@ impl OwnerLock {
     #[inline(always)]
     pub(crate) fn enter_owned_by(&self, here: Here) -> Option<Section> {
         let section = Section::begin_brief(here.thread());
-        self.is_owned_by(here.thread()).then_some(section)
+        self.is_owned_by(here).then_some(section)
     }
 
     /// Whether this thread owns the lock, where that can be known without a thread-local. In a section it stays so.
@@ -134,8 +134,8 @@ impl OwnerLock {
 
     /// Whether a section of `thread` excludes everybody else, without the spin lock.
     #[inline]
-    fn is_owned_by(&self, thread: &'static Thread) -> bool {
-        std::ptr::eq(self.owner.load(Ordering::Relaxed), thread)
+    pub(crate) fn is_owned_by(&self, here: Here) -> bool {
+        std::ptr::eq(self.owner.load(Ordering::Relaxed), here.thread())
     }
 
     /// Makes the lock `own` if it is nobody's, and shared if it is another thread's, or `own` is NULL. Outside of
@@ -244,7 +244,7 @@ pub(crate) fn with_all<L: AsOwnerLock, R>(locks: &[L], work: impl FnOnce() -> R)
 pub(crate) fn enter_all_owned<L: AsOwnerLock>(locks: &[L]) -> Option<Section> {
     let thread = locks.first()?.owner_lock().owner_if_this_thread()?;
     let section = Section::try_begin(thread)?;
-    locks.iter().all(|lock| lock.owner_lock().is_owned_by(thread)).then_some(section)
+    locks.iter().all(|lock| lock.owner_lock().is_owned_by(Here::of(thread))).then_some(section)
 }
 
 /// Waits for the end of each section of [`OwnerLock::enter_owned`] that other threads, the owners, are inside of under
@@ -277,7 +277,7 @@ impl AsOwnerLock for &OwnerLock {
 fn exclusively<L: AsOwnerLock, R>(own: Option<&'static Thread>, locks: &[L], work: impl FnOnce() -> R) -> R {
     if let Some(thread) = own {
         let section = Section::begin(thread);
-        if locks.iter().all(|lock| lock.owner_lock().is_owned_by(thread)) {
+        if locks.iter().all(|lock| lock.owner_lock().is_owned_by(Here::of(thread))) {
             return work(); // the section ends with it
         }
         drop(section);
@@ -302,7 +302,7 @@ fn exclusively_slowly<L: AsOwnerLock, R>(own: Option<&'static Thread>, locks: &[
     for (number, lock) in locks.iter().map(AsOwnerLock::owner_lock).enumerate() {
         if number >= u64::BITS as usize {
             lock.acquire(FOR_EVER);
-        } else if !own.is_some_and(|thread| lock.is_owned_by(thread)) {
+        } else if !own.is_some_and(|thread| lock.is_owned_by(Here::of(thread))) {
             lock.acquire(FOR_EVER);
             taken.spins |= 1 << number;
         }

@@ -17,6 +17,7 @@ mod begun;
 pub(super) mod chunks;
 pub(super) mod ended;
 mod external;
+mod latest;
 mod list;
 pub(crate) mod on_chosen;
 mod prepared;
@@ -33,6 +34,7 @@ mod whole;
 
 pub(crate) use begun::Begun;
 pub use external::ExternalCharge;
+pub(super) use latest::Latest;
 pub(crate) use list::gauges;
 pub use list::{Present, present};
 #[cfg(feature = "python")]

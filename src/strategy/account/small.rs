@@ -6,7 +6,7 @@
 //! accounts where this thread has all of them to itself.
 
 use super::{Account, Chain, RELAXED};
-use crate::sync::{Section, enter_all_owned};
+use crate::sync::{Here, Section, enter_all_owned};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -54,6 +54,26 @@ impl Account {
         self.change_own(2, -1)
     }
 
+    /// Whether the running thread owns it.
+    #[inline]
+    pub(crate) fn is_owned_by(&self, here: Here) -> bool {
+        self.lock.is_owned_by(here)
+    }
+
+    /// A container more or less, on the running thread, of this account or a tab, while the request has not ended: so
+    /// none is the first or the last one. False, and nothing was done, if that is not known.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn change_containers_by(&self, here: Here, by: isize) -> bool {
+        let Some(section) = self.lock.enter_owned_by(here) else { return false };
+        // Without a ceiling the request may have ended, or (of a tab: see `Tabs::enter`) be collected just now.
+        let is_open = self.ceiling.load(RELAXED) > 0;
+        if is_open {
+            self.change_own_in(&section, by);
+        }
+        is_open
+    }
+
     #[inline(always)]
     fn change_own(&self, least: usize, by: isize) -> bool {
         let Some(section) = self.lock.enter_owned() else { return false };
@@ -75,6 +95,12 @@ impl Account {
     #[inline(always)]
     pub(crate) fn begin_charge(&self, bytes: usize) -> Option<Room> {
         self.room_for(bytes, self.lock.enter_owned()?)
+    }
+
+    /// The same on the running thread, also for its tab.
+    #[inline(always)]
+    pub(crate) fn begin_charge_by(&self, here: Here, bytes: usize) -> Option<Room> {
+        self.room_for(bytes, self.lock.enter_owned_by(here)?)
     }
 
     #[inline(always)]
@@ -126,6 +152,16 @@ impl Account {
         }
     }
 
+    /// The same on the running thread, also for its tab.
+    #[inline(always)]
+    #[must_use]
+    pub(crate) fn give_small_back_by(&self, here: Here, bytes: usize) -> bool {
+        match self.lock.enter_owned_by(here) {
+            Some(section) => self.give_small_back_in(&section, bytes),
+            None => false,
+        }
+    }
+
     #[inline(always)]
     pub(super) fn give_small_back_in(&self, section: &Section, bytes: usize) -> bool {
         if self.ceiling.load(RELAXED) == 0 {
@@ -141,6 +177,11 @@ impl Chain {
     /// Whether charges go the short way, as far as that never changes.
     pub(crate) fn is_plain(&self) -> bool {
         self.covers.is_none()
+    }
+
+    /// The account that this thread charges: the own one, or its tab.
+    pub(crate) fn charged_here(&self) -> Option<&Account> {
+        if self.own.lock.is_owned_here() { Some(&self.own) } else { self.tabs.here().map(|tab| &**tab) }
     }
 
     /// [`Account::begin_charge`] for this thread's tab.

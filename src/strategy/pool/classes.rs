@@ -53,7 +53,7 @@ impl<const UNIT: usize, const LENGTH: usize> Lookup<UNIT, LENGTH> {
 }
 
 #[inline(always)]
-fn is_tabled(size_bytes: usize) -> bool {
+pub(super) fn is_tabled(size_bytes: usize) -> bool {
     size_bytes.wrapping_sub(1) < TABLED // zero bytes are not
 }
 

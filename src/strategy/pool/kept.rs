@@ -86,6 +86,12 @@ impl Kept {
     /// The largest block that a thread keeps, in bytes.
     pub(crate) const MAX_BYTES: usize = classes::MAX;
 
+    /// Whether the class of a block of so many bytes is found in a table.
+    #[inline(always)]
+    pub(crate) fn is_tabled(size_bytes: usize) -> bool {
+        classes::is_tabled(size_bytes)
+    }
+
     /// A block that this thread keeps, aligned to 64; `None` if it has none of the class, or last used another pool.
     #[inline(always)]
     pub(crate) fn take(self, size_bytes: usize) -> Option<NonNull<u8>> {

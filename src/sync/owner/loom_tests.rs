@@ -1,6 +1,6 @@
 //! Under loom: who owns a lock, who takes it away, and who comes after a fork or an end exclude each other.
 
-use super::{AtomicU32, Ordering, Owned, OwnerLock, Section, Thread, exclusively, wait_for_brief_sections};
+use super::{AtomicU32, Here, Ordering, Owned, OwnerLock, Section, Thread, exclusively, wait_for_brief_sections};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
 use std::ptr::null;
@@ -95,7 +95,7 @@ fn loom_what_is_lent_is_called_in_from_an_owner_who_keeps_its_lock() {
         let own: &'static Thread = Thread::leak(null());
         let on_credit = |counted: &Counted, is_lent: &AtomicU32| {
             let _section = Section::begin_brief(own);
-            let may = counted.locks[0].is_owned_by(own) && is_lent.load(Ordering::Relaxed) == 1;
+            let may = counted.locks[0].is_owned_by(Here::of(own)) && is_lent.load(Ordering::Relaxed) == 1;
             if may {
                 // SAFETY: nobody else touches it while it is lent, and whoever calls it in waits for the section.
                 #[allow(unsafe_code, reason = "the counter that the locks protect")]
@@ -121,7 +121,7 @@ fn loom_what_is_lent_is_called_in_from_an_owner_who_keeps_its_lock() {
         counted.add(Some(own), &[&counted.locks[0], &counted.locks[1]]);
         let lent = lent + on_credit(&counted, &is_lent);
         other.join().expect("no panic");
-        assert!(counted.locks[0].is_owned_by(own), "it is left to its owner");
+        assert!(counted.locks[0].is_owned_by(Here::of(own)), "it is left to its owner");
         // SAFETY: all other threads were joined, so nobody else touches the number.
         #[allow(unsafe_code, reason = "the counter that the locks protect")]
         let count = counted.count.with(|count| unsafe { *count });
@@ -138,7 +138,7 @@ fn loom_a_lock_is_inherited_while_its_owners_record_is_used_again() {
         exclusively(Some(first), &[&counted.locks[0]], || ());
         let add_if_owned = |counted: &Counted, thread: &'static Thread| {
             let _section = Section::begin_brief(thread);
-            let is_owned = counted.locks[0].is_owned_by(thread);
+            let is_owned = counted.locks[0].is_owned_by(Here::of(thread));
             if is_owned {
                 // SAFETY: the lock's owner, in a section.
                 #[allow(unsafe_code, reason = "the counter that the locks protect")]

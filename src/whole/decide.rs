@@ -99,7 +99,7 @@ fn allocate_slowly(thread: &mut Thread, asked: Asked, selected: Option<Option<Ha
     let is_sample = size_bytes < EXACT_FROM && thread.settle(remembers());
     match DECIDER.get() {
         // It stays nobody's, and is not one more that is.
-        Some(decider) if how & GROWN != 0 && !decider.is_counted(thread) => (PASS, null_mut()),
+        Some(decider) if how & GROWN != 0 && !decider.is_counted(thread, selected) => (PASS, null_mut()),
         Some(decider) if thread.may_decide() => {
             let wanted = Wanted { kind, size_bytes, align, zeroed: how & ZEROED != 0, is_sample };
             let is_object = kind != Kind::Native || thread.object > 0;
@@ -380,9 +380,12 @@ impl Decider {
         }
     }
 
-    /// Whether a request is charged what this thread makes.
-    fn is_counted(&self, thread: &mut Thread) -> bool {
-        thread.may_decide() && (self.binding.selected)(busy(thread).0).is_some_and(is_counted)
+    /// Whether a request is charged what this thread makes. `selected`: which one that is, if it is known.
+    fn is_counted(&self, thread: &mut Thread, selected: Option<Option<Handler>>) -> bool {
+        match selected {
+            Some(selected) => selected.is_some_and(is_counted),
+            None => thread.may_decide() && (self.binding.selected)(busy(thread).0).is_some_and(is_counted),
+        }
     }
 }
 
@@ -407,9 +410,9 @@ fn postpone(kind: u32, block: NonNull<u8>) {
     let list = &POSTPONED[Kind::of(kind) as usize];
     let mut first = list.load(Ordering::Relaxed);
     loop {
-        // SAFETY: the block was given up, and has room for a pointer (`free_postponed`).
+        // SAFETY: the block was given up, and has room for a pointer (`free_all_postponed`).
         unsafe { block.cast::<*mut u8>().write(first) };
-        // Release pairs with the Acquire in `free_postponed`.
+        // Release pairs with the Acquire in `free_all_postponed`.
         match list.compare_exchange_weak(first, block.as_ptr(), Ordering::Release, Ordering::Relaxed) {
             Ok(_) => break,
             Err(now) => first = now,

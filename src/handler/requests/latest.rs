@@ -51,6 +51,12 @@ impl<'a> Latest<'a> {
         Some(unsafe { Self { account: account.as_ref(), here, kept: kept.as_ref() } })
     }
 
+    /// Whether the account is still this thread's, and not shared by now.
+    #[inline(always)]
+    fn is_charged_here(self) -> bool {
+        self.account.is_owned_by(self.here)
+    }
+
     /// A block of so many bytes, charged.
     ///
     /// # Errors
@@ -113,7 +119,7 @@ impl Slot {
     #[inline(always)]
     pub(in crate::handler) fn note_latest(&self, handler: Handler) {
         // SAFETY: the caller holds the handler.
-        if !unsafe { Latest::of(handler) }.is_some_and(|latest| latest.account.is_owned_by(latest.here)) {
+        if !unsafe { Latest::of(handler) }.is_some_and(Latest::is_charged_here) {
             self.note(handler);
         }
     }
@@ -160,7 +166,7 @@ mod tests {
     /// Whether this thread knows the request, and by an account that it owns.
     fn is_known(handler: Handler) -> bool {
         // SAFETY: the callers hold it.
-        unsafe { Latest::of(handler) }.is_some_and(|latest| latest.account.is_owned_by(latest.here))
+        unsafe { Latest::of(handler) }.is_some_and(Latest::is_charged_here)
     }
 
     /// Whether threads own locks here, and nobody listens to events.

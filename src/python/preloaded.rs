@@ -12,7 +12,7 @@ use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
 
 /// The version of `preload.c` that this module agrees with.
-const VERSION: u32 = 9;
+const VERSION: u32 = 10;
 
 /// Where the library is.
 pub(super) struct Preloaded {

@@ -55,6 +55,18 @@ pub(super) unsafe extern "C" fn allocate(
     block.cast()
 }
 
+/// Whether a block that is nobody's stays that where it grows, since no request is selected on this thread; false where
+/// [`allocate`] is to be asked. A list that grows asks this often, and it looks at little.
+///
+/// # Safety
+/// - called by `preload.c`: the thread is this one.
+pub(super) unsafe extern "C" fn grows_for_nobody(thread: *mut Thread) -> bool {
+    // SAFETY: this thread's own struct, which nobody else has; the functions below pass it on and do not keep it.
+    let thread = unsafe { &mut *thread };
+    let Some(decider) = DECIDER.get().filter(|_| thread.is_plain()) else { return false };
+    decider.selected(thread, Kind::Native).is_none()
+}
+
 /// This thread's `errno`, which has its value again when this is dropped: `malloc` changes it only where it fails.
 struct Errno {
     place: *mut c_int,
@@ -187,7 +199,8 @@ impl Decider {
         if !any_is_charged() {
             return None;
         }
-        let ask = if kind == Kind::Native { self.binding.selected } else { self.binding.selected_for_object };
+        let is_object = kind != Kind::Native || thread.object > 0;
+        let ask = if is_object { self.binding.selected_for_object } else { self.binding.selected };
         ask(thread)
     }
 

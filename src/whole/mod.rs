@@ -49,6 +49,7 @@ static SLOW: Slow = Slow {
     resize: resize::resize,
     release: decide::release,
     usable: decide::usable,
+    grows_for_nobody: decide::grows_for_nobody,
     requests: &WHOLE_REQUESTS,
 };
 

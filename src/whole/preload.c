@@ -39,8 +39,6 @@ struct thread {
     const void *paused, *held;
     void *nobodys;
     uint32_t changes; /* the binding's */
-    uint32_t draws_left; /* these are Rust's, too */
-    int32_t draws[8];
 };
 
 enum { NATIVE, MEM, OBJ, KINDS };
@@ -53,6 +51,7 @@ struct slow {
     void *(*resize)(struct thread *, uint32_t kind, void *block, size_t size, uint32_t *outcome);
     void (*release)(struct thread *, uint32_t kind, void *block);
     size_t (*usable)(void *block);
+    bool (*grows_for_nobody)(struct thread *);
     const size_t *requests; /* how many may be charged blocks */
 };
 
@@ -162,7 +161,7 @@ __attribute__((constructor)) static void find_early(void) {
  * 16 MiB of a request's small blocks, and where a large one is freed after 1 MiB of them. Until then it has what was
  * freed for blocks of the same sizes, and it merges them before it takes more from the system. */
 #define LARGE_FOR_GLIBC (64 << 10)
-enum { SAMPLES_TO_MERGE = 1024, SAMPLES_TO_LARGE = 64 };
+enum { SAMPLES_TO_MERGE = 512, SAMPLES_TO_LARGE = 32 }; /* each stands for some 32 KiB */
 static __thread uint32_t samples __attribute__((tls_model("initial-exec")));
 
 static __attribute__((noinline)) void merge(void) {
@@ -296,15 +295,19 @@ EXPORT void *realloc(void *old, size_t size) {
         void *moved = resize_placed(kind, old, size, &outcome);
         return outcome == PASS ? replace_placed(kind, old, malloc(size)) : moved;
     }
-    const struct slow *decider = __atomic_load_n(&slow, __ATOMIC_ACQUIRE);
-    if (!decider || size == 0) return next.realloc(old, size);
+    size_t exact = __atomic_load_n(&exact_from, __ATOMIC_ACQUIRE);
+    if (exact == SIZE_MAX || size == 0) return next.realloc(old, size); /* nobody has attached */
     /* A large block that is not placed is nobody's until a request lets it grow, which then pays for it. One that was
      * small and no sample may become one by what it grows by. */
-    size_t old_size = next.usable(old), exact = __atomic_load_n(&exact_from, __ATOMIC_RELAXED);
+    size_t old_size = next.usable(old);
     if (size <= old_size) return next.realloc(old, size);
     if (old_size >= exact + SPARE) {
-        if (LIKELY(!__atomic_load_n(decider->requests, __ATOMIC_RELAXED))) return next.realloc(old, size);
-        return realloc_slowly(old, old_size, size, GROWN, __builtin_return_address(0));
+        const struct slow *decider = __atomic_load_n(&slow, __ATOMIC_RELAXED);
+        const void *caller = __builtin_return_address(0);
+        if (!__atomic_load_n(decider->requests, __ATOMIC_RELAXED) || is_loaders(caller) ||
+            LIKELY(decider->grows_for_nobody(&self)))
+            return next.realloc(old, size);
+        return realloc_slowly(old, old_size, size, GROWN, caller);
     }
     if (size < exact) {
         self.left -= (int64_t)(size - old_size);
@@ -480,7 +483,7 @@ EXPORT void ctxalloc_whole_hook(uint32_t kind, const struct allocator *own, cons
 }
 
 /* The number of the agreement between this library and src/whole. */
-#define VERSION 9
+#define VERSION 10
 
 EXPORT uint32_t ctxalloc_whole_version(void) { return VERSION; }
 
@@ -501,7 +504,7 @@ EXPORT void ctxalloc_whole_attach(uintptr_t first, size_t exact, const struct sl
     __atomic_store_n(&base, first, __ATOMIC_RELAXED);
     __atomic_store_n(&end, first + ((uintptr_t)KINDS << RANGE_BITS), __ATOMIC_RELAXED);
     __atomic_store_n(&slow, decider, __ATOMIC_RELEASE);
-    __atomic_store_n(&exact_from, exact, __ATOMIC_RELAXED);
+    __atomic_store_n(&exact_from, exact, __ATOMIC_RELEASE);
     self.left = 0;
 }
 

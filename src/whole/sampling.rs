@@ -7,33 +7,38 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub(super) const EXACT_FROM: usize = 1024;
 
 /// On average so many bytes of small blocks have one sample.
-const SAMPLE: u64 = 16 << 10;
+const SAMPLE: u64 = 32 << 10;
+/// And so many at least lie between two: no block has two of them.
+const BETWEEN_SAMPLES: u64 = SAMPLE / 2;
+const _: () = assert!(BETWEEN_SAMPLES as usize > EXACT_FROM + size_of::<usize>());
 /// A thread looks who is selected at least once in so many bytes of small blocks, where the binding remembers that.
 const LOOK: i64 = 2048;
 /// Before a thread has asked for so many bytes of small blocks it looks again whether its own code does.
 const BETWEEN_LOOKS: u64 = 512;
 
 impl Thread {
-    /// An exponentially distributed number with the mean [`SAMPLE`]: then each byte is as likely as any other, whatever
-    /// the program's pattern.
+    /// From one sample to the next: as often any number from [`BETWEEN_SAMPLES`] to three times as many. A program
+    /// cannot have its blocks where no sample is, since nothing in it repeats; and what is alive is estimated better than
+    /// by a Poisson process, which has its samples in heaps: where all stays alive, more than three times as well.
     #[inline]
     fn draw(&mut self) -> i64 {
-        if self.draws_left == 0 {
-            self.draw_some();
-        }
-        self.draws_left -= 1;
-        self.draws[self.draws_left as usize].into()
+        (BETWEEN_SAMPLES + below(self.next_random(), SAMPLE)) as i64
     }
 
-    /// Several at a time: between two samples a program needs the caches for other things than this.
+    /// From where a thread begins to its first sample: as if there had been others before, at a byte that is as likely as
+    /// any other. So each byte from the first one on is as likely to have a sample, one in [`SAMPLE`].
     #[cold]
     #[inline(never)]
-    fn draw_some(&mut self) {
-        for at in 0..self.draws.len() {
-            let uniform = ((self.next_random() >> 11) + 1) as f64 / (1u64 << 53) as f64;
-            self.draws[at] = (-ln(uniform) * SAMPLE as f64) as i32; // 53 bits: at most 37 times the mean
-        }
-        self.draws_left = self.draws.len() as u32;
+    fn draw_first(&mut self) -> i64 {
+        let [which, one, another] = std::array::from_fn(|_| self.next_random());
+        // That a distance is longer than so many bytes is certain below BETWEEN_SAMPLES, and ever less likely from there
+        // on: so half of the first ones are there, all as likely, and of the others a long one is the less likely.
+        let first = if which >> 63 == 0 {
+            below(one, BETWEEN_SAMPLES)
+        } else {
+            BETWEEN_SAMPLES + SAMPLE - 1 - below(one, SAMPLE).max(below(another, SAMPLE))
+        };
+        first as i64
     }
 
     fn next_random(&mut self) -> u64 {
@@ -50,7 +55,7 @@ impl Thread {
     /// sample is due. `remembers`: the binding does.
     pub(super) fn settle(&mut self, remembers: bool) -> bool {
         if !self.has_looked() {
-            self.sample_left = self.draw();
+            self.sample_left = self.draw_first();
         }
         self.settle_again(remembers)
     }
@@ -67,7 +72,7 @@ impl Thread {
         self.sample_left -= self.granted - self.left;
         let is_due = self.sample_left < 0;
         if is_due {
-            self.sample_left = self.draw();
+            self.sample_left = (self.sample_left + self.draw()).max(0); // from where the sample is, within the block
         }
         self.granted = if remembers { (self.sample_left + 1).min(LOOK) } else { self.sample_left + 1 };
         self.left = self.granted;
@@ -125,30 +130,24 @@ pub(super) fn counted(kind: Kind, size_bytes: usize) -> u32 {
 }
 
 /// What a sample that was drawn by so many bytes stands for: what is taken for it, divided by how likely a block of so
-/// many bytes has a sample, `1 - exp(-x)` with `x = bytes / SAMPLE`. The reciprocal of that is `1 / x + 1 / 2 + x / 12`
-/// as far as it matters here: the next term is below a hundred-millionth.
+/// many bytes has a sample.
 #[inline]
 pub(super) fn weight_of_sample(kind: Kind, size_bytes: usize, drawn_bytes: u32) -> usize {
     debug_assert!(drawn_bytes as usize <= EXACT_FROM + 8);
-    let (taken, bytes) = (taken(kind, size_bytes) as u64, u64::from(drawn_bytes));
-    (taken * (12 * SAMPLE * SAMPLE + 6 * SAMPLE * bytes + bytes * bytes) / (12 * SAMPLE * bytes)) as usize
+    (taken(kind, size_bytes) as u32 * SAMPLE as u32 / drawn_bytes) as usize
 }
 
-/// The logarithm of a positive number, to seven places. Not libm's, which has tables.
-fn ln(number: f64) -> f64 {
-    const MANTISSA: u64 = (1 << 52) - 1;
-    let bits = number.to_bits();
-    let exponent = (bits >> 52) as i64 - 1023;
-    let one_to_two = f64::from_bits(bits & MANTISSA | 1023 << 52);
-    let x = (one_to_two - 1.0) / (one_to_two + 1.0);
-    let square = x * x;
-    let series = (1..=7).rev().fold(0.0, |sum, n| sum * square + 1.0 / f64::from(2 * n - 1));
-    exponent as f64 * std::f64::consts::LN_2 + 2.0 * x * series
+/// A random number below this one, which is a power of two.
+#[inline]
+fn below(random: u64, end: u64) -> u64 {
+    debug_assert!(end.is_power_of_two());
+    random >> (64 - end.trailing_zeros())
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{EXACT_FROM, Kind, SAMPLE, fresh_state, ln, taken, weight_of_sample};
+    use super::super::shared::Thread;
+    use super::{EXACT_FROM, Kind, SAMPLE, counted, fresh_state, taken, weight_of_sample};
 
     #[test]
     fn threads_at_one_address_have_numbers_of_their_own() {
@@ -158,18 +157,79 @@ mod tests {
         assert!(states.windows(2).all(|pair| pair[0] != pair[1]));
     }
 
+    /// A thread of its own, which has asked for nothing.
+    fn thread() -> Thread {
+        // SAFETY: numbers, pointers and options of references, for all of which zeros are a value; as the C library has it.
+        unsafe { std::mem::zeroed() }
+    }
+
+    /// Whether a block of so many bytes has a sample, as `preload.c` asks.
+    fn is_sample(thread: &mut Thread, bytes: u32) -> bool {
+        thread.left -= i64::from(bytes);
+        thread.left < 0 && thread.settle(false)
+    }
+
+    /// From a thread's first byte on, wherever that is in a block, of whatever size.
     #[test]
-    fn what_is_computed_by_series_is_what_the_library_computes() {
-        for step in 1..=10_000 {
-            for number in [f64::from(step) / 10_000.0, f64::from(step) / f64::from(1 << 30), f64::from(step)] {
-                assert!((ln(number) - number.ln()).abs() < 2e-8, "ln({number})");
+    fn each_byte_is_as_likely_to_have_a_sample() {
+        const PARTS: usize = 24;
+        const THREADS: usize = 40_000;
+        for bytes in [16, 504, 1031] {
+            let (mut found, per_part) = ([0; PARTS], SAMPLE as u32 / 8 / bytes);
+            for _ in 0..THREADS {
+                let mut thread = thread();
+                for part in &mut found {
+                    *part += (0..per_part).filter(|_| is_sample(&mut thread, bytes)).count();
+                }
+            }
+            let expected = THREADS as f64 * f64::from(per_part * bytes) / SAMPLE as f64; // some 5,000, with a deviation of 70
+            for (part, &found) in found.iter().enumerate() {
+                assert!((found as f64 / expected - 1.0).abs() < 0.06, "{bytes} bytes, {part}: {found}, {expected}");
             }
         }
-        for bytes in 1..=EXACT_FROM as u32 + 8 {
-            let chance = -(-f64::from(bytes) / SAMPLE as f64).exp_m1();
-            let exact = taken(Kind::Obj, EXACT_FROM) as f64 / chance;
-            let weight = weight_of_sample(Kind::Obj, EXACT_FROM, bytes) as f64;
-            assert!(weight <= exact && exact - weight < 1.001, "{bytes} bytes: {weight}, {exact}"); // whole bytes
+    }
+
+    /// How far off the estimate of `kept` blocks of 1000 is, in standard deviations of a Poisson process, which is what
+    /// `error_bytes` says.
+    fn deviation(kept: fn(u32) -> bool) -> f64 {
+        const BYTES: u32 = 64;
+        const BLOCKS: u32 = 20_000;
+        const TIMES: usize = 1000;
+        let weight = f64::from(BYTES) * SAMPLE as f64 / f64::from(BYTES);
+        let alive = (0..BLOCKS).filter(|&at| kept(at)).count() as f64 * f64::from(BYTES);
+        let squares = (0..TIMES).map(|_| {
+            let mut thread = thread();
+            let samples = (0..BLOCKS).filter(|&at| is_sample(&mut thread, BYTES) && kept(at)).count();
+            (samples as f64 * weight - alive).powi(2)
+        });
+        (squares.sum::<f64>() / TIMES as f64).sqrt() / (alive * SAMPLE as f64).sqrt()
+    }
+
+    #[test]
+    fn an_estimate_is_no_worse_than_is_said_of_it() {
+        let all = deviation(|_| true);
+        assert!(all < 0.4, "{all}"); // 0.29 in the long run
+        for (what, of_some) in [
+            ("each second", deviation(|at| at % 2 == 0)),
+            ("a tenth, spread", deviation(|at| at.wrapping_mul(2_654_435_761) % 10 == 0)),
+            ("those of each second 32 KiB", deviation(|at| at / 512 % 2 == 0)),
+            ("8 KiB in each 32", deviation(|at| at % 512 < 128)),
+            ("8 KiB in each 40", deviation(|at| at % 640 < 128)),
+            ("1 KiB in each 44", deviation(|at| at % 704 < 16)),
+        ] {
+            assert!(of_some < 1.1, "{what}: {of_some}"); // a deviation of 1000 times is 0.022
+        }
+    }
+
+    #[test]
+    fn a_sample_stands_for_what_has_none() {
+        for kind in [Kind::Native, Kind::Mem, Kind::Obj] {
+            for size in 0..EXACT_FROM {
+                let counted = counted(kind, size);
+                let exact = taken(kind, size) as f64 * SAMPLE as f64 / f64::from(counted);
+                let weight = weight_of_sample(kind, size, counted) as f64;
+                assert!(weight <= exact && exact - weight < 1.0, "{size} bytes: {weight}, {exact}"); // whole bytes
+            }
         }
     }
 }

@@ -58,9 +58,6 @@ pub(crate) struct Thread {
     /// afterwards: who read the variable then would have the old value cached again, of which `PyContextVar_Reset` lets
     /// go.
     pub(crate) changes: u32,
-    /// How many of `draws`, which are distances between samples, were not used.
-    pub(super) draws_left: u32,
-    pub(super) draws: [i32; 8],
 }
 
 impl Thread {
@@ -182,6 +179,7 @@ pub(crate) struct Slow {
     pub(super) resize: unsafe extern "C" fn(*mut Thread, u32, *mut c_void, usize, *mut u32) -> *mut c_void,
     pub(super) release: unsafe extern "C" fn(*mut Thread, u32, *mut c_void),
     pub(super) usable: unsafe extern "C" fn(*mut c_void) -> usize,
+    pub(super) grows_for_nobody: unsafe extern "C" fn(*mut Thread) -> bool,
     pub(super) requests: &'static AtomicUsize,
 }
 

@@ -173,7 +173,7 @@ def test_a_child_of_fork_frees_what_its_parent_made():
         threads = [threading.Thread(target=churn, daemon=True) for _ in range(3)]
         [thread.start() for thread in threads]
         kept = [bytearray(100_000) for _ in range(50)]
-        few_samples = 200_000  # the objects of the test itself may be among the samples, each of some 16 KiB
+        few_samples = 200_000  # the objects of the test itself may be among the samples, each of some 32 KiB
         for number in range(30):
             pid = os.fork()
             if pid == 0:

@@ -187,5 +187,5 @@ def test_what_ctxalloc_imports_at_its_first_use_is_nobodys():
 with ctxalloc.request(whole=True, limit_bytes=100 * KiB) as request:
     ctxalloc.wrap, ctxalloc.ThreadPoolExecutor, ctxalloc.problems, ctxalloc.wsgi
     assert "ctxalloc._executors" in sys.modules and "ctxalloc.wsgi" in sys.modules
-assert request.stats.peak_bytes < 20 * KiB, request.stats
+assert request.stats.peak_bytes < 40 * KiB, request.stats  # one sample
 """)

@@ -212,7 +212,7 @@ def test_the_page_and_on_end_have_the_parts():
 
 
 NATIVE = r"native memory: 19\.[0-3] MiB"
-"""SCRIPT's 20 MB, and what Python itself takes: small blocks, of which each sample stands for 16 KiB and more."""
+"""SCRIPT's 20 MB, and what Python itself takes: small blocks, of which each sample stands for 32 KiB and more."""
 SCRIPT = """
 import ctypes, json, threading
 import numpy

@@ -40,7 +40,7 @@ def test_a_block_that_was_small_is_charged_once_it_has_grown():
                 before = request.stats.whole.native_bytes
                 block = libc.realloc(block, 100_000)
                 grown = request.stats.whole.native_bytes - before
-                assert grown >= 100_000 - 20_000, (size, grown)  # less where the small one was a sample
+                assert grown >= 100_000 - 36_000, (size, grown)  # less where the small one was a sample
                 libc.free(block)
         blocks = [libc.malloc(size) for size in range(1056, 1100)]
         with ctxalloc.request(whole=True) as request:

@@ -3,7 +3,7 @@
 //! Its cache of attributes keeps the name of each look-up, up to 4096 of them. One that a program made for it
 //! (`getattr(visitor, "visit_" + kind)`) is kept until another one takes its place, and for one that is a sample of a
 //! whole request that may be never: samples lie where no other names do, so theirs are places of their own. Each stands
-//! for 16 KiB, so ended requests filled their budgets with MiB that nobody has. So the cache is emptied now and then,
+//! for 32 KiB, so ended requests filled their budgets with MiB that nobody has. So the cache is emptied now and then,
 //! where a whole request left something alive: CPython fills it again as it looks up.
 #![allow(unsafe_code, reason = "a C function")]
 

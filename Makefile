@@ -301,14 +301,25 @@ prometheus:
 test-grafana: $(DONE)/tools $(DONE)/package prometheus ## examples/grafana in a real Prometheus, which it installs by apt, as root
 	$(PY) -m pytest tests/python/test_grafana.py -p no:xdist
 
-bench: $(DONE)/tools $(DONE)/extension ## ratios against named peers, measured in one run, into benches/RESULTS.md
+bench: $(DONE)/tools $(DONE)/extension $(DONE)/libraries ## ratios against named peers, measured in one run, into benches/RESULTS.md
 	$(CARGO) bench --locked $(services)
-	for script in $(filter-out benches/advised.py benches/clusters.py benches/pinned.py,$(wildcard benches/*.py)); do $(PY) "$$script"; done
+	for script in $(filter-out $(OWN_BENCHES),$(wildcard benches/*.py)); do $(PY) "$$script"; done
+	$(bench_whole)
 	cd benches && ../$(PY) -m harness.report
 
-.PHONY: bench-small
-bench-small: $(DONE)/tools ## small blocks in Rust against malloc and mimalloc, in the shapes of mimalloc-bench: a minute after the build
+# These have targets of their own, and environments with the libraries that they measure.
+OWN_BENCHES := benches/advised.py benches/clusters.py benches/pinned.py benches/whole.py
+bench_whole = PYTHONPATH=$(CURDIR)/python $(LIBRARIES)/bin/python benches/whole.py
+
+.PHONY: bench-small bench-whole
+bench-whole: $(DONE)/package $(DONE)/libraries ## what request(whole=True) costs on json, pandas, sqlite3, lxml, scikit-learn and a service
+	$(bench_whole)
+
+JEMALLOC := $(CURDIR)/target/allocators/libjemalloc.so.2
+bench-small: $(DONE)/tools target/allocators ## small blocks in Rust against malloc, mimalloc and jemalloc, in the shapes of mimalloc-bench: a minute after the build
 	$(CARGO) bench --locked --bench small
+	rm -f target/bench/small-jemalloc.jsonl
+	[ ! -e $(JEMALLOC) ] || $(CARGO) bench --locked --bench small --config "target.'cfg(unix)'.runner='env SMALL_ROWS=small-jemalloc LD_PRELOAD=$(JEMALLOC)'"
 	cd benches && ../$(PY) -m harness.small
 
 include ci.mk

@@ -1,19 +1,19 @@
 """What `request(whole=True)` costs: with the library before malloc and nothing current, and in such a request.
 
-Each turn starts two processes of the same program, one without the library (`bare`), and lets them measure by turns on
-one processor, a fiftieth of a second each: what the machine does meanwhile meets both. The other one has the library:
-first before anything is counted (`loaded`), then, while an ended request has a block alive, with nothing current
-(`none`) and in a request (`current`). A turn's figure is what a quarter of its CPU times are below, since a shared
-machine is slower by half at times.
-Two processes differ by some hundredths, since what they import first decides where all else lies. So what is compared
-are medians of the turns: `loaded` to `bare` between the processes; `none` and `current` to `loaded` within one, less
-what `bare` changed to meanwhile in the other (`again`, by work that is made anew as theirs is); the aims are for the
-product. The quarters are those of the turns. A third process has a library before malloc that only passes each call on
-(`passed`): what any such library costs.
+All is compared within one process, by turns: two processes differ by some hundredths, since what they import first
+decides where all else lies, and other users of a machine slow it by half for some milliseconds. Two switches of
+`switch.c`, which is compiled with the library's own source, make that possible. Before anything is counted, every
+library's calls of malloc are led around it (`bare`), or to it (`off`). Later, while an ended request has a block alive,
+as in a busy service, it counts nothing (`off`), has nothing current (`none`) or is in a request (`current`). The loops
+run one at a time, each between its neighbours, forwards and then backwards; a process's figure is the median of such
+rounds. The figures are the medians of the processes, with where the median is by their order (95 %); the aims are for
+the product of `off` to `bare` and of the others to `off`.
+
 Aims: nothing current at most 1.02, in a request at most 1.05 of the bare one on json, pandas, sqlite, lxml and scikit-
 learn (those that are installed: target/bench/whole.json says which), and 1 / 0.97 on a service behind the middleware
 that parses JSON, decodes a picture and reads rows, as `make demo-whole` has it, called without a server. Then blocks
-of 64 bytes and of 64 KiB, made and freed in C by one, two and four threads. Options: --rounds N, --quick.
+of 64 bytes and of 64 KiB, made and freed in C by one, two and four threads. `make bench-whole` has all of the
+libraries. Options: --rounds N, --quick.
 """
 
 import asyncio
@@ -21,7 +21,9 @@ import ctypes
 import importlib.util
 import io
 import json
+import math
 import os
+import random
 import shlex
 import statistics
 import subprocess
@@ -29,7 +31,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -39,19 +41,21 @@ from harness import Row, keep, machine, rounds_asked, row_of, table
 
 import ctxalloc
 
-KINDS: Final = ("bare", "passed", "loaded", "none", "current")
+BEFORE: Final = ("bare", "off")
+AFTER: Final = ("off", "none", "current")
 TITLES: Final = {
     "bare": "without the library",
-    "passed": "with one that only passes on",
-    "loaded": "with it, nothing counted yet",
+    "off": "with it, nothing counted",
     "none": "with it, nothing current",
     "current": "in a whole request",
 }
-Found = dict[str, dict[str, float]]
-"""Nanoseconds of each kind, before anything is counted and after it."""
+Times = dict[str, list[float]]
+"""Nanoseconds, of each kind."""
 ROWS: Final = 2000
 """With 3000, some processes map and unmap one of pymalloc's arenas (1 MiB) in each turn of `json`: 250 page faults."""
 THREADS: Final = (1, 2, 4)
+SWITCH: Final = Path(__file__).with_name("switch.c")
+PRELOAD: Final = Path(__file__).parents[1] / "src" / "whole"
 
 SOURCE: Final = """
 #include <stdlib.h>
@@ -64,30 +68,6 @@ void churn(size_t size, size_t count) {
     }
     for (int n = 0; n < 16; n++) free(blocks[n]);
 }
-"""
-
-
-PASSING: Final = """
-#define _GNU_SOURCE
-#include <dlfcn.h>
-#include <stddef.h>
-extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
-extern void __libc_free(void *);
-/* By pointers, as for any allocator that may stand behind it. */
-static struct {
-    void *(*malloc)(size_t), *(*calloc)(size_t, size_t), *(*realloc)(void *, size_t);
-    void (*free)(void *);
-} next = {__libc_malloc, __libc_calloc, __libc_realloc, __libc_free};
-__attribute__((constructor)) static void find(void) {
-    *(void **)&next.malloc = dlsym(RTLD_NEXT, "malloc");
-    *(void **)&next.calloc = dlsym(RTLD_NEXT, "calloc");
-    *(void **)&next.realloc = dlsym(RTLD_NEXT, "realloc");
-    *(void **)&next.free = dlsym(RTLD_NEXT, "free");
-}
-void *malloc(size_t size) { return next.malloc(size); }
-void *calloc(size_t count, size_t each) { return next.calloc(count, each); }
-void *realloc(void *old, size_t size) { return next.realloc(old, size); }
-void free(void *block) { next.free(block); }
 """
 
 
@@ -204,14 +184,45 @@ def of_service(kind: str) -> Callable[[], object]:
     return lambda: loop.run_until_complete(ask())
 
 
+Works = dict[str, Callable[[], object]]
+"""What is done, of each kind."""
+
+
 def cpu_ns(work: Callable[[], object], seconds: float) -> float:
     """The processor's nanoseconds for one."""
     work()
-    count, end, begun = 0, time.process_time() + seconds, time.process_time()
-    while (now := time.process_time()) < end or not count:
+    count, end, begun = 0, time.thread_time() + seconds, time.thread_time()
+    while (now := time.thread_time()) < end or not count:
         work()
         count += 1
     return (now - begun) / count * 1e9
+
+
+def by_turns(works: Works, kinds: Sequence[str], seconds: float) -> Times:
+    """What each kind takes in one round after the other, for so long."""
+    found: Times = {kind: [] for kind in kinds}
+    end = time.monotonic() + seconds
+    while time.monotonic() < end or not found["off"]:
+        order = random.sample(kinds, len(kinds))
+        took = dict.fromkeys(kinds, 0.0)
+        for kind in (*order, *reversed(order)):
+            switch_to(kind, kinds)
+            with around(kind) if works[kind] is works["off"] else nullcontext():  # a service's are its middleware's
+                took[kind] += cpu_ns(works[kind], 0.002)
+        switch_to(kinds[-1], kinds)
+        for kind in kinds:
+            found[kind].append(took[kind] / 2)
+    return found
+
+
+def switch_to(kind: str, kinds: Sequence[str]) -> None:
+    """What this process's calls of malloc meet from now on (`switch.c`)."""
+    library = ctypes.PyDLL(None)  # which is before all others
+    if kinds is BEFORE:
+        if not library.ctxalloc_bench_go_around(ctypes.c_bool(kind == "bare")):
+            raise SystemExit("no library's calls of malloc were led around ours")
+    else:
+        library.ctxalloc_bench_switch(ctypes.c_bool(kind != "off"))
 
 
 def churned(library: Path, size: int, threads: int, kind: str) -> float:
@@ -239,15 +250,15 @@ def churned(library: Path, size: int, threads: int, kind: str) -> float:
     return took / count / threads * 1e9
 
 
-def works() -> dict[str, Callable[[str], Callable[[], object]]]:
-    """Those whose libraries are installed: what each does, for a kind."""
-    made: dict[str, Callable[[str], Callable[[], object]]] = {}
+def works() -> dict[str, Callable[[Collection[str]], Works]]:
+    """Those whose libraries are installed: what makes what each does, for so many kinds."""
+    found: dict[str, Callable[[Collection[str]], Works]] = {}
     for name, make in LOOPS.items():
         if importlib.util.find_spec(name) is not None:
-            made[name] = partial(lambda work, _kind: work, make())
+            found[name] = partial(lambda make, kinds: dict.fromkeys(kinds, make()), make)
     if all(importlib.util.find_spec(name) for name in (SERVICE, "PIL", "sqlite3")):
-        made["service"] = of_service
-    return made
+        found["service"] = lambda kinds: {kind: of_service(kind) for kind in kinds}
+    return found
 
 
 def around(kind: str) -> Any:
@@ -256,28 +267,31 @@ def around(kind: str) -> Any:
 
 
 def answer(library: Path) -> None:
-    """Measures, in this process, what each line of standard input asks for: [name, kind, seconds]."""
-    made, loops, neighbours = dict[tuple[str, str], Callable[[], object]](), works(), list[bytearray]()
+    """Measures, in this process, what each line of standard input asks for: [name, kind, seconds].
+
+    Of the kinds `before` and `after` are all of `BEFORE` and `AFTER`, by turns.
+    """
+    loops, neighbours = works(), list[bytearray]()
     processors = os.sched_getaffinity(0)
     print(json.dumps(list(loops)), flush=True)
     for line in sys.stdin:
         name, kind, seconds = json.loads(line)
-        if kind in ("none", "current") and not neighbours:
+        os.sched_setaffinity(0, {min(processors)} if name in loops else processors)
+        if kind in ("none", "current", "after") and not neighbours:
             with ctxalloc.request(whole=True):
                 neighbours.append(bytearray(1 << 20))  # as in a busy service: another request has blocks, each is asked
-        os.sched_setaffinity(0, {min(processors)} if name in loops else processors)
         if name in loops:
-            if (name, kind) not in made:
-                made[name, kind] = loops[name](kind)
+            kinds = BEFORE if kind == "before" else AFTER
+            made = loops[name](kinds)
+            for work in made.values():
                 for _ in range(3):
-                    made[name, kind]()  # what is imported and made once is nobody's
-            with nullcontext() if name == "service" else around(kind):  # a service's requests are its middleware's
-                took = cpu_ns(made[name, kind], seconds)
+                    work()  # what is imported and made once is nobody's
+            print(json.dumps(by_turns(made, kinds, seconds)), flush=True)
         else:
             size, threads = (int(word) for word in name.split() if word.isdecimal())
             with around(kind):
                 took = min(churned(library, size, threads, kind) for _ in range(3))
-        print(took, flush=True)
+            print(took, flush=True)
 
 
 class Asked:
@@ -297,11 +311,11 @@ class Asked:
             raise SystemExit(f"a process that measures ended with {self.process.wait()}")
         return line
 
-    def ask(self, name: str, kind: str, seconds: float) -> float:
+    def ask(self, name: str, kind: str, seconds: float) -> Any:
         assert self.process.stdin is not None
         self.process.stdin.write(json.dumps([name, kind, seconds]) + "\n")
         self.process.stdin.flush()
-        return float(self.read())
+        return json.loads(self.read())
 
     def end(self) -> None:
         assert self.process.stdin is not None
@@ -309,34 +323,36 @@ class Asked:
         self.process.wait()
 
 
-def turn(library: Path, preload: str, groups: int, seconds: float, *, blocks: bool) -> dict[str, Found]:
-    """The CPU times of three processes, by loop: those before anything is counted, and those after it."""
-    bare, loaded = Asked(library, None), Asked(library, preload)
-    passed = Asked(library, str(library.with_name("passing.so")))
-    of_kind = {"bare": bare, "again": bare, "passed": passed}
-    found: dict[str, Found] = {}
-    names = [f"{size} B, {threads} threads" for size in (64, 65536) for threads in THREADS] if blocks else []
-    for phase, kinds in (("before", ("bare", "passed", "loaded")), ("after", ("again", "none", "current"))):
-        for name in loaded.loops + names:
-            took: dict[str, list[float]] = {kind: [] for kind in kinds}
-            for group in range(groups if name in loaded.loops else 3):
-                for kind in kinds if group % 2 else reversed(kinds):
-                    took[kind].append(of_kind.get(kind, loaded).ask(name, kind, seconds))
-            found.setdefault(name, {})[phase] = {kind: statistics.quantiles(of, n=4)[0] for kind, of in took.items()}
-    for process in (bare, passed, loaded):
-        process.end()
+Turn = dict[str, tuple[Times, Times]]
+"""Of each loop: before anything was counted, and after that."""
+
+
+def turn(library: Path, seconds: float, *, blocks: bool) -> Turn:
+    """The CPU times in a new process, by loop. `blocks`: of the blocks in C, too, beside one without the library."""
+    ours, found = Asked(library, str(library.with_name("switched.so"))), Turn()
+    before = {name: ours.ask(name, "before", seconds) for name in ours.loops}
+    for name, times in before.items():
+        found[name] = times, ours.ask(name, "after", seconds)
+    if blocks:
+        bare = Asked(library, None)
+        asked = {"bare": bare, "none": ours, "current": ours}
+        for name in (f"{size} B, {threads} threads" for size in (64, 65536) for threads in THREADS):
+            found[name] = {kind: [of.ask(name, kind, 0) for _ in range(3)] for kind, of in asked.items()}, {}
+        bare.end()
+    ours.end()
     return found
 
 
 def built(folder: str) -> Path:
-    """The C library that makes blocks; beside it is the one that passes on."""
-    command = shlex.split(os.environ.get("CC", "cc"))
-    for name, text in (("churn", SOURCE), ("passing", PASSING)):
-        source = Path(folder, f"{name}.c")
-        source.write_text(text, encoding="utf-8")
-        library = source.with_suffix(".so")
-        subprocess.run([*command, "-O2", "-fno-builtin", "-shared", "-fPIC", "-o", library, source], check=True)
-    return Path(folder, "churn.so")
+    """The C library that makes blocks; beside it is ours, with its switches."""
+    command = [*shlex.split(os.environ.get("CC", "cc")), "-std=gnu11", "-O2", "-shared", "-fPIC"]
+    source, churn = Path(folder, "churn.c"), Path(folder, "churn.so")
+    source.write_text(SOURCE, encoding="utf-8")
+    subprocess.run([*command, "-fno-builtin", "-o", churn, source], check=True)
+    sources = [SWITCH, PRELOAD / "first.c", PRELOAD / "arrow.c"]  # and as build.rs compiles them
+    ours = Path(folder, "switched.so")
+    subprocess.run([*command, "-fvisibility=hidden", f"-I{PRELOAD}", "-o", ours, *sources, "-ldl"], check=True)
+    return churn
 
 
 def environment(preload: str | None) -> dict[str, str]:
@@ -345,14 +361,16 @@ def environment(preload: str | None) -> dict[str, str]:
     return {**variables, "LD_PRELOAD": preload} if preload else variables
 
 
-def ratios_of(turns: list[Found], kind: str) -> list[float]:
-    """To the bare process, one for each turn: see above."""
-    if kind in ("passed", "loaded"):
-        return [one["before"][kind] / one["before"]["bare"] for one in turns]
-    loaded = statistics.median(ratios_of(turns, "loaded"))
-    before = (one["before"]["loaded"] / one["before"]["bare"] for one in turns)
-    after = (one["after"][kind] / one["after"]["again"] for one in turns)
-    return [loaded * late / early for early, late in zip(before, after, strict=True)]
+def paired(times: Times, kind: str, base: str) -> float:
+    """The median of the ratios of what was measured side by side."""
+    return statistics.median(one / other for one, other in zip(times[kind], times[base], strict=True))
+
+
+def placed(ratios: list[float]) -> tuple[float, float, float]:
+    """Their median, and between which of them it is, with 95 %: by the order of so many draws."""
+    count, ordered = len(ratios), sorted(ratios)
+    first = max(0, int(count / 2 - 0.98 * math.sqrt(count)))
+    return statistics.median(ordered), ordered[first], ordered[-1 - first]
 
 
 def main() -> None:
@@ -366,21 +384,32 @@ def main() -> None:
         print(f"not measured: {made.stderr.strip()}")
         return
     with tempfile.TemporaryDirectory() as folder:
-        library, preload = built(folder), made.stdout.strip()
-        turns = [turn(library, preload, 9, 0.02, blocks=number % 4 == 0 or count == 3) for number in range(count)]
+        library = built(folder)
+        turns = [turn(library, 0.5 if count == 3 else 3, blocks=at % 4 == 0 or count == 3) for at in range(count)]
     print(f"{machine()}; {count} turns, medians")
     rows: dict[str, dict[str, Row]] = {}
     ratios: dict[str, dict[str, float]] = {}
-    told = ["\nto the process without the library; the last two by how they change within a process (quarters)"]
+    told = ["\nnothing counted to without the library, the others to nothing counted (blocks in C: to without); (95 %)"]
     for name in turns[0]:
         found = [one[name] for one in turns if name in one]
-        of_kind = {kind: [{**one["before"], **one["after"]}[kind] for one in found] for kind in KINDS}
-        rows[name] = {TITLES[kind]: row_of(times) for kind, times in of_kind.items()}
+        times: Times = {}
+        parts: dict[str, tuple[float, float, float]] = {}
+        ratios[name], loaded = {}, 1.0
+        for phase in ([one[at] for one in found if one[at]] for at in (0, 1)):  # blocks in C have the first only
+            for kind in phase[0].keys() - times.keys() if phase else ():
+                times[kind] = [statistics.median(one[kind]) for one in phase]
+                if kind != "bare":
+                    parts[kind] = placed([paired(one, kind, "bare" if "bare" in one else "off") for one in phase])
+                    ratios[name][kind] = parts[kind][0] * loaded
+            loaded = ratios[name].get("off", 1.0)
+        rows[name] = {TITLES[kind]: row_of(times[kind]) for kind in TITLES if kind in times}
         table(name, rows[name], TITLES["bare"])
-        quarters = {kind: statistics.quantiles(ratios_of(found, kind), n=4) for kind in KINDS[1:]}
-        ratios[name] = {kind: median for kind, (_, median, _) in quarters.items()}
-        parts = (f"{TITLES[kind]} {one:.3f} ({low:.3f} .. {high:.3f})" for kind, (low, one, high) in quarters.items())
-        told.append(f"{name:24}{'  '.join(parts)}")
+        texts = (
+            f"{title} {parts[kind][0]:.4f} ({parts[kind][1]:.4f} to {parts[kind][2]:.4f})"
+            for kind, title in TITLES.items()
+            if kind in parts
+        )
+        told.append(f"{name:24}{'  '.join(texts)}")
     print("\n".join(told))
     keep("whole", {"turns": count, "rows": rows, "ratios": ratios})
 

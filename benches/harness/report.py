@@ -350,7 +350,7 @@ def whole() -> Iterator[Aim]:
     for kind, aim, title in (("none", 1.02, "nothing current"), ("current", 1.05, "in a whole request")):
         for name, found in loops.items():
             own = 1 / 0.97 if name == "service" else aim  # of its throughput
-            came = f"{found[kind]:.2f}x; by a library that only passes calls on {found['passed']:.2f}x"
+            came = f"{found[kind]:.3f}x; with the library and nothing counted {found['off']:.3f}x"
             yield f"`request(whole=True)`, {title}: {name}", f"{own:.2f}x", came, found[kind] <= own
 
 

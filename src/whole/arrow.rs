@@ -296,12 +296,12 @@ impl Arrow {
     }
 
     /// A block for the request of this pool, or the thread's own.
-    fn place(&self, pool: *mut Object, size: usize, align: i64, counted_bytes: usize) -> (u32, *mut u8) {
+    fn place(&self, pool: *mut Object, size: usize, align: i64) -> (u32, *mut u8) {
         let owner = || self.owner(pool);
         let Some(align) = usize::try_from(align).ok().filter(|align| align.is_power_of_two()) else {
             return (PASS, null_mut());
         };
-        let placed = own(|thread| allocate_for(thread, owner, size, align.max(16), counted_bytes));
+        let placed = own(|thread| allocate_for(thread, owner, size, align.max(16)));
         let (outcome, block) = placed.unwrap_or((PASS, null_mut()));
         if outcome == DONE {
             PLACED.fetch_add(size as i64, Ordering::Relaxed);
@@ -343,7 +343,7 @@ unsafe extern "C" fn allocate(
     let Some(arrow) = arrow() else { std::process::abort() }; // it gave the pool out
     let original = &arrow.original;
     let wanted = usize::try_from(size).ok().filter(|&size| size > 0);
-    let (outcome, block) = wanted.map_or((PASS, null_mut()), |size| arrow.place(pool, size, align, size + 8));
+    let (outcome, block) = wanted.map_or((PASS, null_mut()), |size| arrow.place(pool, size, align));
     // SAFETY: C++ returns the status through a place of the caller's, and `out` is its place for the block.
     unsafe {
         match outcome {
@@ -384,7 +384,7 @@ unsafe extern "C" fn reallocate(
         if is_native(old) {
             return resize_placed(arrow, status, pool, (old, before, wanted), align, place);
         }
-        // As `realloc`: a block keeps its owner, and one that was small may become a sample by what it grows by.
+        // As `realloc`: a large block keeps its owner, and a small one is drawn as it grows as a new one is.
         let pass = || unwatched(|| (original.reallocate)(status, original.object, old_size, new_size, align, place));
         if wanted <= before {
             return pass();
@@ -392,7 +392,7 @@ unsafe extern "C" fn reallocate(
         if before >= EXACT_FROM && own(|thread| pays_for_growth(thread, || arrow.owner(pool))) != Some(true) {
             return pass();
         }
-        match arrow.place(pool, wanted, align, wanted - before) {
+        match arrow.place(pool, wanted, align) {
             (DONE, block) => {
                 block.copy_from_nonoverlapping(old, before);
                 (original.free)(original.object, old, old_size, align);

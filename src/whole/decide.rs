@@ -135,18 +135,16 @@ struct Wanted {
     is_sample: bool,
 }
 
-/// A block of a pool of Arrow's, which has a request of its own where the thread has none. For a small one so many
-/// bytes are counted down.
+/// A block of a pool of Arrow's, which has a request of its own where the thread has none.
 pub(super) fn allocate_for(
     thread: &mut Thread,
     owner: impl FnOnce() -> Option<Handler>,
     size_bytes: usize,
     align: usize,
-    counted_bytes: usize,
 ) -> (u32, *mut u8) {
     let mut is_sample = false;
     if size_bytes < EXACT_FROM {
-        thread.left -= counted_bytes as i64;
+        thread.left -= i64::from(counted(Kind::Native, size_bytes));
         if thread.left >= 0 {
             return (PASS, null_mut());
         }
@@ -214,8 +212,7 @@ impl Decider {
             return false;
         }
         let is_small = size_bytes < EXACT_FROM;
-        let is_counted =
-            if is_small { thread.settle_again(self.binding.remembers) && thread.resize == 0 } else { how & GROWN == 0 };
+        let is_counted = if is_small { thread.settle_again(self.binding.remembers) } else { how & GROWN == 0 };
         if is_counted {
             let bytes =
                 if is_small { weight_of_sample(kind, size_bytes, counted(kind, size_bytes)) } else { size_bytes };
@@ -241,7 +238,7 @@ impl Decider {
         if thread.0.raising != NOT_RAISING {
             self.look_what_is_owed(thread.0, selected);
         }
-        if is_small && (!is_sample || thread.0.resize > 0) {
+        if is_small && !is_sample {
             return self.look_at_no_sample(thread.0, kind, selected, answer);
         }
         let drawn_bytes = if is_small { counted(kind, size_bytes) } else { 0 };

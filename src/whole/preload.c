@@ -259,16 +259,17 @@ static void *resize_placed(int kind, void *block, size_t size, uint32_t *outcome
     return moved;
 }
 
-/* Copies what is in a placed block to one that is larger; false: there is none. */
-static bool copy_placed(void *larger, const void *block) {
-    if (!larger) return false;
-    memcpy(larger, block, __atomic_load_n(&slow, __ATOMIC_ACQUIRE)->usable((void *)block));
+/* Copies what is in a placed block to one of so many bytes that comes in its place; false: there is none. */
+static bool copy_placed(void *other, const void *block, size_t size) {
+    if (!other) return false;
+    size_t usable = __atomic_load_n(&slow, __ATOMIC_ACQUIRE)->usable((void *)block);
+    memcpy(other, block, usable < size ? usable : size);
     return true;
 }
 
-static __attribute__((noinline)) void *replace_placed(int kind, void *block, void *larger) {
-    if (copy_placed(larger, block)) free_placed(kind, block);
-    return larger;
+static __attribute__((noinline)) void *replace_placed(int kind, void *block, void *other, size_t size) {
+    if (copy_placed(other, block, size)) free_placed(kind, block);
+    return other;
 }
 
 static __attribute__((noinline)) void *realloc_slowly(void *old, size_t old_size, size_t size, uint32_t how,
@@ -293,12 +294,12 @@ EXPORT void *realloc(void *old, size_t size) {
     if (kind != KINDS) {
         uint32_t outcome;
         void *moved = resize_placed(kind, old, size, &outcome);
-        return outcome == PASS ? replace_placed(kind, old, malloc(size)) : moved;
+        return outcome == PASS ? replace_placed(kind, old, malloc(size), size) : moved;
     }
     size_t exact = __atomic_load_n(&exact_from, __ATOMIC_ACQUIRE);
     if (exact == SIZE_MAX || size == 0) return next.realloc(old, size); /* nobody has attached */
-    /* A large block that is not placed is nobody's until a request lets it grow, which then pays for it. One that was
-     * small and no sample may become one by what it grows by. */
+    /* A large block that is not placed is nobody's until a request lets it grow, which then pays for it. A small one is
+     * drawn as it grows as a new one is: src/whole/resize.rs. */
     size_t old_size = next.usable(old);
     if (size <= old_size) return next.realloc(old, size);
     if (old_size >= exact + SPARE) {
@@ -309,10 +310,7 @@ EXPORT void *realloc(void *old, size_t size) {
             return next.realloc(old, size);
         return realloc_slowly(old, old_size, size, GROWN, caller);
     }
-    if (size < exact) {
-        self.left -= (int64_t)(size - old_size);
-        if (LIKELY(self.left >= 0)) return next.realloc(old, size);
-    }
+    if (LIKELY(!is_due(size))) return next.realloc(old, size);
     return realloc_slowly(old, old_size, size, 0, __builtin_return_address(0));
 }
 
@@ -421,23 +419,45 @@ static __attribute__((noinline)) void *large_object_resized(int kind, void *old,
     return block;
 }
 
-static void *object_resized(int kind, void *old, size_t size) {
+/* How many bytes such a block had is not known here: it may be its copy that is placed. */
+static __attribute__((noinline)) void *small_object_resized(int kind, void *old, size_t size) {
     const struct allocator *own = &original[kind];
-    return LIKELY(size <= SMALL_OBJECT) ? own->realloc(own->ctx, old, size) : large_object_resized(kind, old, size);
+    uint32_t outcome;
+    void *block = decide(kind, size, 16, 0, &outcome);
+    if (outcome == REFUSED) return NULL;
+    void *moved = own->realloc(own->ctx, old, size);
+    if (outcome == PASS) return moved;
+    if (!moved) {
+        free_placed(kind, block);
+        return NULL;
+    }
+    memcpy(block, moved, size);
+    own->free(own->ctx, moved);
+    if (frees_by_raw()) count_raw(own);
+    return block;
+}
+
+/* A small one is drawn each time as a new one is: src/whole/resize.rs. */
+static void *object_resized(int kind, void *old, size_t size) {
+    if (!LIKELY(size <= SMALL_OBJECT)) return large_object_resized(kind, old, size);
+    if (LIKELY((self.left -= (int64_t)size) >= 0)) return original[kind].realloc(original[kind].ctx, old, size);
+    return small_object_resized(kind, old, size);
 }
 
 /* One that may be placed. */
 static __attribute__((noinline)) void *low_object_resized(int kind, void *old, size_t size) {
+    if (range_of(old) == NATIVE) return large_object_resized(kind, old, size);
     if (range_of(old) != (uintptr_t)kind) return object_resized(kind, old, size);
     uint32_t outcome;
     void *moved = resize_placed(kind, old, size ? size : 1, &outcome);
     if (outcome != PASS) return moved;
     const struct allocator *own = &original[kind];
-    void *larger = object_slowly(kind, size, false); /* it has grown, to more than a small one */
-    if (!copy_placed(larger, old)) return NULL;
+    bool is_passed = size <= SMALL_OBJECT && (self.left -= (int64_t)size) >= 0;
+    void *other = is_passed ? own->malloc(own->ctx, size) : object_slowly(kind, size, false);
+    if (!copy_placed(other, old, size)) return NULL;
     if (frees_by_raw()) own->free(own->ctx, old);
     else free_placed(kind, old);
-    return larger;
+    return other;
 }
 
 static __attribute__((noinline)) void low_object_freed(int kind, void *block) {

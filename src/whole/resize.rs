@@ -7,7 +7,7 @@ use super::decider::{DECIDER, Decider, busy, is_profiled};
 use super::owed::told_by_null;
 use super::place::Record;
 use super::range;
-use super::sampling::{EXACT_FROM, counted, weight_of_sample};
+use super::sampling::{EXACT_FROM, SMALL_OBJECT, taken, weight_of_sample};
 use super::shared::{DONE, Kind, PASS, REFUSED, Thread, handler_of};
 use super::walk::Answer;
 use crate::handler::Handler;
@@ -63,8 +63,18 @@ pub(super) unsafe fn resize_for(
     }
 }
 
+/// Whether a block is to be a new one since it is a sample. A small block that is resized is drawn as a new one is, by
+/// all of its new size, whether it was a sample or not, and is the request's that resizes it. So a sample stands for no
+/// more after many steps than after one. All that matters is that samples and others are treated alike: those of
+/// `malloc` are drawn where they outgrow what glibc has for them, and Python's small ones, whose size nobody knows, at
+/// each resize.
+fn is_drawn_anew(kind: Kind, old: &Record, size_bytes: usize, is_object: bool) -> bool {
+    let has = || taken(Kind::Native, old.size_bytes) - size_of::<usize>();
+    old.drawn_bytes > 0 && (kind != Kind::Native || size_bytes > has() || is_object && size_bytes <= SMALL_OBJECT)
+}
+
 impl Decider {
-    /// `PASS`: its request has ended, and the block is to be a new one, of nobody. `owner`: as for a new one.
+    /// `PASS`: the block is to be a new one. `owner`: as for a new one.
     ///
     /// # Safety
     /// - `block` is a live placed block of this kind; after `DONE` it is not used again.
@@ -82,6 +92,9 @@ impl Decider {
         // SAFETY: the block is live and placed (this function's contract).
         let old = unsafe { self.places.record(block) };
         let Some(payer) = old.payer() else { die("a block was resized after it was freed") };
+        if is_drawn_anew(kind, &old, size_bytes, thread.0.object > 0) {
+            return (PASS, null_mut());
+        }
         let growth = size_bytes.saturating_sub(old.size_bytes);
         // SAFETY: the block is charged to it.
         if growth > 0 && size_bytes >= EXACT_FROM && unsafe { payer.has_ended() } {
@@ -101,14 +114,7 @@ impl Decider {
             let _ = unsafe { payer.is_refused(growth) };
             return (REFUSED, null_mut());
         }
-        // A small block that grows beyond what is sampled is charged as it is from then on.
-        let is_sample = old.drawn_bytes > 0 && size_bytes < EXACT_FROM;
-        let drawn_bytes = match kind {
-            _ if !is_sample => 0,
-            // What it grew by was counted down for those that are no samples.
-            Kind::Native => old.drawn_bytes.max(counted(kind, size_bytes)),
-            Kind::Mem | Kind::Obj => old.drawn_bytes,
-        };
+        let (is_sample, drawn_bytes) = (old.drawn_bytes > 0, old.drawn_bytes);
         let bytes = if is_sample { weight_of_sample(kind, size_bytes, drawn_bytes) } else { size_bytes };
         let (before, after) = (old.weight(), Weight { bytes, is_sample, ..old.weight() });
         let more_bytes = after.bytes.saturating_sub(before.bytes);

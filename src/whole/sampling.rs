@@ -6,6 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Blocks of so many bytes and more are charged each.
 pub(super) const EXACT_FROM: usize = 1024;
 
+/// What is larger goes from Python's allocator of small objects to `malloc`. `preload.c` has the same.
+pub(super) const SMALL_OBJECT: usize = 512;
+
 /// On average so many bytes of small blocks have one sample.
 const SAMPLE: u64 = 32 << 10;
 /// And so many at least lie between two: no block has two of them.

@@ -21,21 +21,21 @@ const BETWEEN_LOOKS: u64 = 512;
 
 impl Thread {
     /// From one sample to the next: as often any number from [`BETWEEN_SAMPLES`] to three times as many. A program
-    /// cannot have its blocks where no sample is, since nothing in it repeats; and what is alive is estimated better than
-    /// by a Poisson process, which has its samples in heaps: where all stays alive, more than three times as well.
+    /// cannot have its blocks where no sample is, since nothing in it repeats; and what is alive is estimated better
+    /// than by a Poisson process, which has its samples in heaps: where all stays alive, more than three times as well.
     #[inline]
     fn draw(&mut self) -> i64 {
         (BETWEEN_SAMPLES + below(self.next_random(), SAMPLE)) as i64
     }
 
-    /// From where a thread begins to its first sample: as if there had been others before, at a byte that is as likely as
-    /// any other. So each byte from the first one on is as likely to have a sample, one in [`SAMPLE`].
+    /// From where a thread begins to its first sample: as if there had been others before, at a byte that is as likely
+    /// as any other. So each byte from the first one on is as likely to have a sample, one in [`SAMPLE`].
     #[cold]
     #[inline(never)]
     fn draw_first(&mut self) -> i64 {
         let [which, one, another] = std::array::from_fn(|_| self.next_random());
-        // That a distance is longer than so many bytes is certain below BETWEEN_SAMPLES, and ever less likely from there
-        // on: so half of the first ones are there, all as likely, and of the others a long one is the less likely.
+        // That a distance is longer than so many bytes is certain below BETWEEN_SAMPLES, and ever less likely
+        // above: so half of the first ones are below, all as likely, and of the others a long one is less likely.
         let first = if which >> 63 == 0 {
             below(one, BETWEEN_SAMPLES)
         } else {
@@ -162,7 +162,7 @@ mod tests {
 
     /// A thread of its own, which has asked for nothing.
     fn thread() -> Thread {
-        // SAFETY: numbers, pointers and options of references, for all of which zeros are a value; as the C library has it.
+        // SAFETY: numbers, pointers and options of references, for all of which zeros are a value.
         unsafe { std::mem::zeroed() }
     }
 
@@ -185,7 +185,7 @@ mod tests {
                     *part += (0..per_part).filter(|_| is_sample(&mut thread, bytes)).count();
                 }
             }
-            let expected = THREADS as f64 * f64::from(per_part * bytes) / SAMPLE as f64; // some 5,000, with a deviation of 70
+            let expected = THREADS as f64 * f64::from(per_part * bytes) / SAMPLE as f64; // some 5,000
             for (part, &found) in found.iter().enumerate() {
                 assert!((found as f64 / expected - 1.0).abs() < 0.06, "{bytes} bytes, {part}: {found}, {expected}");
             }

@@ -409,6 +409,13 @@ static __attribute__((noinline)) void *object_slowly(int kind, size_t size, bool
     return block;
 }
 
+/* A new one. */
+static inline void *object_made(int kind, void *ctx, size_t size) {
+    if (LIKELY(size <= SMALL_OBJECT) && LIKELY((self.left -= (int64_t)size) >= 0))
+        return original[kind].malloc(ctx, size);
+    return object_slowly(kind, size, false);
+}
+
 static __attribute__((noinline)) void *large_object_resized(int kind, void *old, size_t size) {
     const struct allocator *own = &original[kind];
     uint32_t object = self.object, resize = self.resize;
@@ -452,8 +459,7 @@ static __attribute__((noinline)) void *low_object_resized(int kind, void *old, s
     void *moved = resize_placed(kind, old, size ? size : 1, &outcome);
     if (outcome != PASS) return moved;
     const struct allocator *own = &original[kind];
-    bool is_passed = size <= SMALL_OBJECT && (self.left -= (int64_t)size) >= 0;
-    void *other = is_passed ? own->malloc(own->ctx, size) : object_slowly(kind, size, false);
+    void *other = object_made(kind, own->ctx, size);
     if (!copy_placed(other, old, size)) return NULL;
     if (frees_by_raw()) own->free(own->ctx, old);
     else free_placed(kind, old);
@@ -469,9 +475,7 @@ static __attribute__((noinline)) void low_object_freed(int kind, void *block) {
  * Their `ctx` is that of Python's own, which they pass on. */
 #define HOOKS(domain, kind)                                                                                             \
     static void *domain##_malloc(void *ctx, size_t size) {                                                              \
-        if (LIKELY(size <= SMALL_OBJECT) && LIKELY((self.left -= (int64_t)size) >= 0))                                  \
-            return original[kind].malloc(ctx, size);                                                                    \
-        return object_slowly(kind, size, false);                                                                        \
+        return object_made(kind, ctx, size);                                                                            \
     }                                                                                                                   \
     static void *domain##_calloc(void *ctx, size_t count, size_t each) {                                                \
         size_t size;                                                                                                    \

@@ -12,6 +12,7 @@ mod given;
 mod joined;
 #[cfg(ctxalloc_whole)]
 mod latest;
+mod parked;
 mod refused;
 mod resize;
 mod store;
@@ -19,6 +20,7 @@ mod store;
 mod told;
 
 use given::Given;
+use parked::Parked;
 pub(super) use resize::LEFT_FROM;
 use store::{RECENT, Recent, Store};
 
@@ -52,6 +54,7 @@ pub(super) struct Large {
     store: Locked<Store>,
     /// What came back and is not in the store yet.
     given: Given,
+    parked: Parked,
     grain_pages: usize,
     retention: Retention,
 }
@@ -81,7 +84,8 @@ impl Large {
             look_again: now(),
             warm_bytes: None,
         };
-        Self { store: Locked::new(store), given: Given::default(), grain_pages, retention }
+        let (given, parked) = (Given::default(), Parked::default());
+        Self { store: Locked::new(store), given, parked, grain_pages, retention }
     }
 
     pub(super) fn allocate<P: Pages + ?Sized>(
@@ -116,6 +120,11 @@ impl Large {
     #[inline]
     pub(super) fn take_recent(&self, size_bytes: usize) -> Option<NonNull<u8>> {
         let pages = size_bytes.div_ceil(PAGE).next_multiple_of(self.grain_pages);
+        self.take_parked(pages).or_else(|| self.take_recent_of_store(pages))
+    }
+
+    #[inline(never)]
+    fn take_recent_of_store(&self, pages: usize) -> Option<NonNull<u8>> {
         self.with(|store| {
             let Recent { block, run, .. } = store.take_recent(pages)?;
             store.lend(run);
@@ -172,8 +181,16 @@ impl Large {
 
     /// Takes a live large block back.
     pub(super) fn release<P: Pages + ?Sized>(&self, source: &P, block: NonNull<u8>) {
+        let (run, now) = (run_of(block), now());
+        if !self.park(block, run, now) {
+            self.release_to_store(source, block, run, now);
+        }
+    }
+
+    #[inline(never)]
+    fn release_to_store<P: Pages + ?Sized>(&self, source: &P, block: NonNull<u8>, run: Run, now: Duration) {
         let _unattributed = unattributed();
-        self.release_at(source, block, run_of(block), now());
+        self.release_at(source, block, run, now);
     }
 
     fn release_at<P: Pages + ?Sized>(&self, source: &P, block: NonNull<u8>, run: Run, now: Duration) {
@@ -291,13 +308,12 @@ mod tests {
     #[cfg_attr(miri, ignore = "many large blocks take minutes under Miri")]
     fn no_more_is_kept_warm_than_was_said() {
         for warm_bytes in [0, 1 << 20, 9 << 20, 30 << 20] {
-            let (large, start) = large_that_keeps(warm_bytes);
+            let (large, _) = large_that_keeps(warm_bytes);
             // Whole huge pages, so that all of them can go back.
             let blocks: Vec<_> =
                 (0..20).map(|_| large.allocate(&PrivatePages, 4 << 20, Taking::AsItIs).expect("memory")).collect();
             for block in blocks {
-                let run = Run { first: block.addr().get() / PAGE, pages: (4 << 20) / PAGE };
-                large.release_at(&PrivatePages, block, run, start);
+                large.release(&PrivatePages, block);
                 assert!(large.kept().warm <= warm_bytes, "{:?} of {warm_bytes}", large.kept());
             }
             let pieces_bytes = warm_bytes / (4 << 20) * (4 << 20);

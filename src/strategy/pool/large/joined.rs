@@ -10,8 +10,11 @@ impl Large {
     /// Runs `work` on the store, alone, once what came back is in it.
     pub(super) fn with<R>(&self, work: impl FnOnce(&mut Store) -> R) -> R {
         self.store.with(|store| {
+            self.put_parked(store);
             self.take_given(store);
-            work(store)
+            let result = work(store);
+            self.open_parked(store);
+            result
         })
     }
 

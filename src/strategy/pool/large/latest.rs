@@ -22,8 +22,11 @@ impl Large {
     ) -> Option<NonNull<u8>> {
         let pages = size_bytes.div_ceil(PAGE).next_multiple_of(self.grain_pages);
         let latest = self.store.try_with(|store| {
+            self.put_parked(store);
             self.take_given(store);
-            store.take_latest(pages)
+            let taken = store.take_latest(pages);
+            self.open_parked(store);
+            taken
         })?;
         let Some((block, run)) = latest else {
             return self.allocate_any(source, size_bytes, if zeroed { Taking::Zeroed } else { Taking::AsItIs });

@@ -83,13 +83,21 @@ impl Store {
         }
     }
 
+    /// How many bytes more may be kept before [`keep_within`](Self::keep_within) returns some.
+    #[inline]
+    pub(super) fn room_bytes(&self) -> usize {
+        let expected = self.demand.bytes();
+        let most = expected.saturating_sub(self.live_bytes).saturating_add(self.demand.slack_bytes(expected));
+        let kept = self.recent_bytes + self.extents.dirty_bytes();
+        most.min(self.warm_bytes.unwrap_or(0)).saturating_sub(kept)
+    }
+
     /// Takes the latest of the recent blocks that is large enough and at most an eighth too large.
     pub(super) fn take_recent(&mut self, pages: usize) -> Option<Recent> {
-        let fits = |Recent { run, .. }: &Recent| run.pages >= pages && run.pages - pages <= pages / 8;
         // A loop over one size finds the last one, for which nothing has to be moved.
-        let found = match self.recent.pop_if(|last| fits(last)) {
+        let found = match self.recent.pop_if(|last| last.fits(pages)) {
             Some(last) => last,
-            None => self.recent.remove(self.recent.iter().rposition(fits)?),
+            None => self.recent.remove(self.recent.iter().rposition(|recent| recent.fits(pages))?),
         };
         self.recent_bytes -= found.run.bytes();
         Some(found)

@@ -110,7 +110,17 @@ impl Slot {
         let state = self.state();
         let kept = state.kept.as_ref().filter(|_| size_bytes > Kept::MAX_BYTES)?;
         let account = &**state.own;
-        drop(account.begin_charge(size_bytes)?); // whether it is worth while: the pool's lock is not taken inside of it
+        let room = account.begin_charge(size_bytes)?;
+        if let Some(block) = kept.take_parked_sized(size_bytes) {
+            account.charged(size_bytes, room);
+            return Some(block);
+        }
+        drop(room); // the pool's lock is not taken inside of it
+        Self::take_recent_of_store(kept, account, size_bytes)
+    }
+
+    #[inline(never)]
+    fn take_recent_of_store(kept: &Kept, account: &Account, size_bytes: usize) -> Option<NonNull<u8>> {
         let block = kept.take_recent_sized(size_bytes)?;
         let Some(room) = account.begin_charge(size_bytes) else {
             kept.give_recent_back(block);

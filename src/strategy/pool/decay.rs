@@ -244,6 +244,12 @@ fn is_awake() -> bool {
     true
 }
 
+/// Whether a thread looks at what was noted, so that nobody else need look at the clock for that.
+#[inline]
+pub(super) fn has_thread() -> bool {
+    !cfg!(any(ctxalloc_loom, miri, windows)) && is_awake()
+}
+
 /// Without a thread under loom and Miri, and on Windows.
 #[cfg(any(ctxalloc_loom, miri, windows))]
 fn wake() {

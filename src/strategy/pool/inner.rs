@@ -129,6 +129,15 @@ impl<P: Pages> Inner<P> {
         }
     }
 
+    /// That which came back last, if it fits and is there without a lock.
+    #[inline]
+    pub(super) fn take_parked(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        match &self.huge {
+            Some(huge) if size_bytes.div_ceil(PAGE) >= HUGE_PAGES => huge.blocks.take_parked(size_bytes),
+            _ => self.large.take_parked(size_bytes),
+        }
+    }
+
     /// Takes a span of `class` for an arena.
     pub(super) fn take_span(&self, class: usize) -> Option<&'static Span> {
         self.look();

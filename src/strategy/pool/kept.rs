@@ -143,8 +143,17 @@ impl Kept {
         }
     }
 
-    /// A block above [`MAX_BYTES`](Self::MAX_BYTES) that came back lately, its requested size noted, if one fits. It
-    /// takes the pool's lock.
+    /// A block above [`MAX_BYTES`](Self::MAX_BYTES), its requested size noted, if that which came back last fits and is
+    /// there without the pool's lock.
+    #[inline]
+    pub(crate) fn take_parked_sized(self, size_bytes: usize) -> Option<NonNull<u8>> {
+        let block = self.pool.inner.take_parked(size_bytes)?;
+        // SAFETY: the block was just taken, so its region is in the map.
+        unsafe { Pool::note_requested(block, size_bytes) };
+        Some(block)
+    }
+
+    /// The same of any that came back lately. It takes the pool's lock.
     #[inline]
     pub(crate) fn take_recent_sized(self, size_bytes: usize) -> Option<NonNull<u8>> {
         let block = self.pool.inner.take_recent(size_bytes)?;

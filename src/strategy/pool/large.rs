@@ -26,7 +26,7 @@ use store::{RECENT, Recent, Store};
 
 use super::classes;
 use super::clock::now;
-use super::decay::{PoolBytes, note_released};
+use super::decay::{PoolBytes, has_thread, note_released};
 use super::demand::Demand;
 use super::extents::{Extents, Grain, Run};
 use super::geometry::PAGE;
@@ -119,12 +119,18 @@ impl Large {
     /// One of the blocks that came back lately, as it is, if one fits. The source is not called.
     #[inline]
     pub(super) fn take_recent(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-        let pages = size_bytes.div_ceil(PAGE).next_multiple_of(self.grain_pages);
-        self.take_parked(pages).or_else(|| self.take_recent_of_store(pages))
+        self.take_parked(size_bytes).or_else(|| self.take_recent_of_store(size_bytes))
+    }
+
+    /// That which came back last, if it is there without the lock and fits.
+    #[inline]
+    pub(super) fn take_parked(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        self.parked.take(size_bytes.div_ceil(PAGE).next_multiple_of(self.grain_pages))
     }
 
     #[inline(never)]
-    fn take_recent_of_store(&self, pages: usize) -> Option<NonNull<u8>> {
+    fn take_recent_of_store(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        let pages = size_bytes.div_ceil(PAGE).next_multiple_of(self.grain_pages);
         self.with(|store| {
             let Recent { block, run, .. } = store.take_recent(pages)?;
             store.lend(run);
@@ -181,16 +187,18 @@ impl Large {
 
     /// Takes a live large block back.
     pub(super) fn release<P: Pages + ?Sized>(&self, source: &P, block: NonNull<u8>) {
-        let (run, now) = (run_of(block), now());
-        if !self.park(block, run, now) {
-            self.release_to_store(source, block, run, now);
+        let run = run_of(block);
+        // That thread begins another moment in time.
+        let may_park = has_thread() || !self.parked.is_due(now());
+        if !(may_park && self.parked.put(block, run.pages)) {
+            self.release_to_store(source, block, run);
         }
     }
 
     #[inline(never)]
-    fn release_to_store<P: Pages + ?Sized>(&self, source: &P, block: NonNull<u8>, run: Run, now: Duration) {
+    fn release_to_store<P: Pages + ?Sized>(&self, source: &P, block: NonNull<u8>, run: Run) {
         let _unattributed = unattributed();
-        self.release_at(source, block, run, now);
+        self.release_at(source, block, run, now());
     }
 
     fn release_at<P: Pages + ?Sized>(&self, source: &P, block: NonNull<u8>, run: Run, now: Duration) {

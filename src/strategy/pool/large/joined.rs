@@ -1,7 +1,7 @@
 //! Blocks of small classes that are cut as large ones are. Threads keep some, and may give them back while they have
 //! the lock of the large ones: they allocate under that, and what allocates may empty caches.
 
-use super::{Large, Store, Taking, classes, now, region, run_of};
+use super::{Large, PAGE, Run, Store, Taking, classes, now, region, run_of};
 use crate::source::Pages;
 use crate::unattributed::unattributed;
 use std::ptr::NonNull;
@@ -10,16 +10,31 @@ impl Large {
     /// Runs `work` on the store, alone, once what came back is in it.
     pub(super) fn with<R>(&self, work: impl FnOnce(&mut Store) -> R) -> R {
         self.store.with(|store| {
-            self.put_parked(store);
-            self.take_given(store);
+            self.take_what_came(store);
             let result = work(store);
             self.open_parked(store);
             result
         })
     }
 
+    /// Under the lock: what came back without it is in the store from then on.
     #[inline]
-    pub(super) fn take_given(&self, store: &mut Store) {
+    pub(super) fn take_what_came(&self, store: &mut Store) {
+        if let Some((block, pages)) = self.parked.take_any() {
+            let _unattributed = unattributed();
+            store.put(block, Run { first: block.addr().get() / PAGE, pages }, now());
+        }
+        self.take_given(store);
+    }
+
+    /// Under the lock, as it is let go.
+    #[inline]
+    pub(super) fn open_parked(&self, store: &Store) {
+        self.parked.open(store.room_bytes(), store.look_again);
+    }
+
+    #[inline]
+    fn take_given(&self, store: &mut Store) {
         if !self.given.is_empty() {
             self.take_all_given(store);
         }

@@ -22,8 +22,7 @@ impl Large {
     ) -> Option<NonNull<u8>> {
         let pages = size_bytes.div_ceil(PAGE).next_multiple_of(self.grain_pages);
         let latest = self.store.try_with(|store| {
-            self.put_parked(store);
-            self.take_given(store);
+            self.take_what_came(store);
             let taken = store.take_latest(pages);
             self.open_parked(store);
             taken

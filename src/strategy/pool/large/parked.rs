@@ -3,102 +3,89 @@
 //!
 //! To the store it is in use until somebody has the lock, who puts it back first (`Large::with`).
 
-use super::{Large, PAGE, Recent, Run, Store, now};
-use crate::unattributed::unattributed;
+use super::store::fits;
+use crate::strategy::pool::geometry::PAGE;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 #[derive(Debug, Default)]
 pub(super) struct Parked {
-    /// NULL, or a block that nobody has. Its first page's address has 16 bits to spare, which say how many pages it has.
+    /// NULL, or a block that nobody has. A block's address has 16 bits to spare, which say how many pages this one has.
     /// Atomic instead of locked, so that it works in every child of `fork`.
-    /// - set: from NULL by who gave the block up, in [`Large::park`].
+    /// - set: from NULL, by who gives the block up.
     /// - set to NULL: by who has the block from then on.
     tagged: AtomicPtr<u8>,
     /// How many bytes more may be kept, as of when the lock was last let go. (Where another thread has it just now, a
     /// block more may be kept, until the next one is released.)
     room_bytes: AtomicUsize,
-    /// Until when blocks come here: then old memory is to be looked for, under the lock. In nanoseconds.
-    until: AtomicU64,
+    /// When old memory is to be looked for, in nanoseconds.
+    look_again: AtomicU64,
 }
 
-/// How many bits of a block's address are zero.
+/// The bits of a block's address that are zero.
 const TAG: usize = PAGE - 1;
 
 fn pages_of(tagged: *mut u8) -> usize {
     tagged.addr() & TAG
 }
 
-impl Parked {
-    /// Takes the block out, if this is it.
-    #[inline]
-    fn take(&self, tagged: *mut u8) -> Option<NonNull<u8>> {
-        // Acquire pairs with the Release in `park`. Where it came back meanwhile, it is the same block again.
-        let taken = self.tagged.compare_exchange(tagged, null_mut(), Ordering::Acquire, Ordering::Relaxed);
-        NonNull::new(taken.ok()?.map_addr(|address| address & !TAG))
-    }
-}
-
-#[inline]
 fn nanoseconds(time: Duration) -> u64 {
     time.as_secs().saturating_mul(1_000_000_000).saturating_add(time.subsec_nanos().into())
 }
 
-/// Whether a block of so many pages serves one that needs fewer.
-#[inline]
-pub(super) fn fits(run_pages: usize, pages: usize) -> bool {
-    run_pages >= pages && run_pages - pages <= pages / 8
-}
-
-impl Large {
-    /// Leaves a block that came back here; false, and nothing was done, if it has to go to the store.
+impl Parked {
+    /// Takes a block of so many pages; false, and nothing was done, if it has to go to the store.
     #[inline]
-    pub(super) fn park(&self, block: NonNull<u8>, run: Run, now: Duration) -> bool {
-        let parked = &self.parked;
-        run.pages <= TAG
-            && parked.tagged.load(Ordering::Relaxed).is_null()
-            && run.bytes() <= parked.room_bytes.load(Ordering::Relaxed)
-            && nanoseconds(now) < parked.until.load(Ordering::Relaxed)
-            && {
-                let tagged = block.as_ptr().map_addr(|address| address | run.pages);
-                // Release pairs with the Acquire in `take`.
-                parked.tagged.compare_exchange(null_mut(), tagged, Ordering::Release, Ordering::Relaxed).is_ok()
-            }
-    }
-
-    /// The block that is here, if it serves for so many pages.
-    #[inline]
-    pub(super) fn take_parked(&self, pages: usize) -> Option<NonNull<u8>> {
-        let tagged = self.parked.tagged.load(Ordering::Relaxed);
-        if fits(pages_of(tagged), pages) { self.parked.take(tagged) } else { None }
-    }
-
-    /// Under the lock: the block that is here comes back to the store.
-    #[inline]
-    pub(super) fn put_parked(&self, store: &mut Store) {
-        let tagged = self.parked.tagged.load(Ordering::Relaxed);
-        if !tagged.is_null()
-            && let Some(block) = self.parked.take(tagged)
+    pub(super) fn put(&self, block: NonNull<u8>, pages: usize) -> bool {
+        if pages > TAG
+            || !self.tagged.load(Ordering::Relaxed).is_null()
+            || pages * PAGE > self.room_bytes.load(Ordering::Relaxed)
         {
-            let _unattributed = unattributed();
-            let run = Run { first: block.addr().get() / PAGE, pages: pages_of(tagged) };
-            store.put(block, run, now());
+            return false;
         }
+        let tagged = block.as_ptr().map_addr(|address| address | pages);
+        // Release pairs with the Acquire in `take_tagged`.
+        self.tagged.compare_exchange(null_mut(), tagged, Ordering::Release, Ordering::Relaxed).is_ok()
     }
 
-    /// Under the lock, as it is let go: what may come here.
+    /// The block, if it serves for so many pages.
     #[inline]
-    pub(super) fn open_parked(&self, store: &Store) {
-        self.parked.room_bytes.store(store.room_bytes(), Ordering::Relaxed);
-        self.parked.until.store(nanoseconds(store.look_again), Ordering::Relaxed);
+    pub(super) fn take(&self, pages: usize) -> Option<NonNull<u8>> {
+        let tagged = self.tagged.load(Ordering::Relaxed);
+        if fits(pages_of(tagged), pages) { self.take_tagged(tagged) } else { None }
     }
-}
 
-impl Recent {
+    /// The block, if there is one, and how many pages it has.
     #[inline]
-    pub(super) fn fits(&self, pages: usize) -> bool {
-        fits(self.run.pages, pages)
+    pub(super) fn take_any(&self) -> Option<(NonNull<u8>, usize)> {
+        let tagged = self.tagged.load(Ordering::Relaxed);
+        if tagged.is_null() { None } else { Some((self.take_tagged(tagged)?, pages_of(tagged))) }
+    }
+
+    #[inline]
+    fn take_tagged(&self, tagged: *mut u8) -> Option<NonNull<u8>> {
+        // Acquire pairs with the Release in `put`. If the block was taken and came back meanwhile, it is as it was.
+        let taken = self.tagged.compare_exchange(tagged, null_mut(), Ordering::Acquire, Ordering::Relaxed);
+        NonNull::new(taken.ok()?.map_addr(|address| address & !TAG))
+    }
+
+    /// Says, as the lock is let go, how much may come here, and when old memory is to be looked for.
+    #[inline]
+    pub(super) fn open(&self, room_bytes: usize, look_again: Duration) {
+        self.room_bytes.store(room_bytes, Ordering::Relaxed);
+        self.look_again.store(nanoseconds(look_again), Ordering::Relaxed);
+    }
+
+    /// Whether it is time to look for old memory.
+    #[inline]
+    pub(super) fn is_due(&self, now: Duration) -> bool {
+        nanoseconds(now) >= self.look_again.load(Ordering::Relaxed)
+    }
+
+    #[cfg(test)]
+    fn is_empty(&self) -> bool {
+        self.tagged.load(Ordering::Relaxed).is_null()
     }
 }
 
@@ -108,6 +95,7 @@ mod tests {
     use super::super::{Large, Taking};
     use super::{Duration, NonNull, PAGE};
     use crate::strategy::PoolOptions;
+    use crate::strategy::pool::clock::now;
     use crate::strategy::pool::options::Retention;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::thread;
@@ -132,7 +120,7 @@ mod tests {
     }
 
     fn is_parked(large: &Large) -> bool {
-        !large.parked.tagged.load(Ordering::Relaxed).is_null()
+        !large.parked.is_empty()
     }
 
     #[test]
@@ -205,7 +193,7 @@ mod tests {
         let source = Told::default();
         let large =
             Large::new(1, Retention::new(PoolOptions { decay: Duration::from_secs(8), ..PoolOptions::default() }));
-        let start = super::now();
+        let start = now();
         large.release(&source, made(&large, &source, MIB));
         large.release(&source, made(&large, &source, MIB));
         assert!(is_parked(&large));
@@ -221,11 +209,10 @@ mod tests {
     fn once_in_a_moment_old_memory_is_looked_for() {
         let source = Told::default();
         let large = used(&source);
-        let block = made(&large, &source, MIB);
-        let run = super::super::run_of(block);
         let look_again = large.with(|store| store.look_again);
-        assert!(!large.park(block, run, look_again), "then it is time");
-        assert!(large.park(block, run, look_again - Duration::from_nanos(1)));
+        assert!(large.parked.is_due(look_again) && !large.parked.is_due(look_again - Duration::from_nanos(1)));
+        large.with(|store| store.turn(look_again, Duration::from_secs(8)));
+        assert!(large.parked.is_due(look_again + Duration::from_secs(1)) && !large.parked.is_due(look_again));
         large.close(&source);
     }
 

@@ -39,6 +39,19 @@ pub(super) struct Recent {
 // SAFETY: the pool alone owns the block and reaches it under its lock.
 unsafe impl Send for Recent {}
 
+impl Recent {
+    #[inline]
+    fn fits(&self, pages: usize) -> bool {
+        fits(self.run.pages, pages)
+    }
+}
+
+/// Whether a block of so many pages serves one that needs fewer: one that is an eighth too large does.
+#[inline]
+pub(super) fn fits(run_pages: usize, pages: usize) -> bool {
+    run_pages >= pages && run_pages - pages <= pages / 8
+}
+
 impl Store {
     /// Takes a block back.
     pub(super) fn put(&mut self, block: NonNull<u8>, run: Run, now: Duration) {

@@ -1,6 +1,7 @@
 //! `Decider`: what decides about blocks, once it is there.
 
 use super::binding::Binding;
+use super::next::Next;
 use super::place::Places;
 use super::shared::Thread;
 use crate::strategy::account::WHOLE_REQUESTS;
@@ -22,6 +23,7 @@ pub(super) fn is_profiled() -> bool {
 pub(super) struct Decider {
     pub(super) places: Places,
     pub(super) binding: Binding,
+    pub(super) next: Next,
 }
 
 pub(super) static DECIDER: Made<Decider> = Made::new();
@@ -32,7 +34,7 @@ pub(super) fn remembers() -> bool {
 }
 
 pub(super) fn begin(places: Places, binding: Binding) {
-    DECIDER.get_or_make(|| Decider { places, binding });
+    DECIDER.get_or_make(|| Decider { places, binding, next: Next::probed() });
 }
 
 /// Marks the thread as busy until it is dropped: what is allocated meanwhile is nobody's.

@@ -19,6 +19,7 @@ mod binding;
 mod decide;
 mod decider;
 mod functions;
+mod next;
 mod nobodys;
 mod owed;
 mod place;

@@ -323,11 +323,16 @@ EXPORT void *reallocarray(void *old, size_t count, size_t each) {
     return realloc(old, size);
 }
 
+/* Whether the next allocator has a multiple of its alignment for an aligned block: glibc has not. */
+static bool rounds_to_alignment;
+
 EXPORT void *memalign(size_t align, size_t size) {
     /* What is no power of two is the next allocator's to judge. */
-    if (LIKELY(!is_due(size)) || align == 0 || (align & (align - 1))) return next.memalign(align, size);
+    if (align == 0 || (align & (align - 1))) return next.memalign(align, size);
+    size_t rest = rounds_to_alignment && size < exact_from ? -size & (align - 1) : 0;
+    if (LIKELY(!is_due(size + rest))) return next.memalign(align, size);
     uint32_t outcome;
-    void *block = decide(NATIVE, size, align, 0, &outcome);
+    void *block = decide(NATIVE, size + rest, align, 0, &outcome);
     return outcome == PASS ? next.memalign(align, size) : block;
 }
 
@@ -525,6 +530,9 @@ EXPORT void ctxalloc_whole_attach(uintptr_t first, size_t exact, const struct sl
     /* Of the end of its heap glibc keeps twice the largest block that it mapped and got back (mallopt(3)). A request's
      * go elsewhere from now on, and what lies there would go to the system with each document and come anew. */
     next.free(next.malloc(KEPT_BY_GLIBC / 2));
+    void *aligned = next.memalign(page(), 1);
+    rounds_to_alignment = aligned && next.usable(aligned) >= page() / 2;
+    next.free(aligned);
     __atomic_store_n(&base, first, __ATOMIC_RELAXED);
     __atomic_store_n(&end, first + ((uintptr_t)KINDS << RANGE_BITS), __ATOMIC_RELAXED);
     __atomic_store_n(&slow, decider, __ATOMIC_RELEASE);

@@ -7,7 +7,7 @@ use super::decider::{DECIDER, Decider, busy, is_profiled};
 use super::owed::told_by_null;
 use super::place::Record;
 use super::range;
-use super::sampling::{EXACT_FROM, SMALL_OBJECT, taken, weight_of_sample};
+use super::sampling::{EXACT_FROM, SMALL_OBJECT, weight_of_sample};
 use super::shared::{DONE, Kind, PASS, REFUSED, Thread, handler_of};
 use super::walk::Answer;
 use crate::handler::Handler;
@@ -38,7 +38,8 @@ pub(super) unsafe extern "C" fn resize(
     unsafe {
         let is_object = Kind::of(kind) != Kind::Native || thread.object > 0;
         let answer = || decider.answer(size_bytes, is_object);
-        let (done, moved) = decider.resize(thread, Kind::of(kind), block.cast(), size_bytes, || None, answer);
+        let block = (block.cast(), Asks::Malloc);
+        let (done, moved) = decider.resize(thread, Kind::of(kind), block, size_bytes, || None, answer);
         outcome.write(done);
         moved.cast()
     }
@@ -57,23 +58,31 @@ pub(super) unsafe fn resize_for(
     match DECIDER.get() {
         // SAFETY: a live placed block of native memory, not used again after `DONE` (this function's contract).
         Some(decider) if !thread.is_forking() => unsafe {
-            decider.resize(thread, Kind::Native, block, size_bytes, owner, answer_to_arrow)
+            decider.resize(thread, Kind::Native, (block, Asks::Arrow), size_bytes, owner, answer_to_arrow)
         },
         _ => (REFUSED, null_mut()),
     }
 }
 
-/// Whether a block is to be a new one since it is a sample. A small block that is resized is drawn as a new one is, by
-/// all of its new size, whether it was a sample or not, and is the request's that resizes it. So a sample stands for no
-/// more after many steps than after one. All that matters is that samples and others are treated alike: those of
-/// `malloc` are drawn where they outgrow what glibc has for them, and Python's small ones, whose size nobody knows, at
-/// each resize.
-fn is_drawn_anew(kind: Kind, old: &Record, size_bytes: usize, is_object: bool) -> bool {
-    let has = || taken(Kind::Native, old.size_bytes) - size_of::<usize>();
-    old.drawn_bytes > 0 && (kind != Kind::Native || size_bytes > has() || is_object && size_bytes <= SMALL_OBJECT)
+/// Whose block is resized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Asks {
+    Malloc,
+    /// Arrow, which says how large a block was.
+    Arrow,
 }
 
 impl Decider {
+    /// Whether a block is to be a new one since it is a sample. A small block that is resized is drawn as a new one is,
+    /// by all of its new size, whether it was a sample or not, and is the request's that resizes it. So a sample stands
+    /// for no more after many steps than after one. All that matters is that samples and others are treated alike: those
+    /// of `malloc` are drawn where they outgrow what the next allocator has for them, those of Arrow where they grow, and
+    /// Python's small ones, whose size nobody knows, at each resize.
+    fn is_drawn_anew(&self, asks: Asks, kind: Kind, old: &Record, size_bytes: usize, is_object: bool) -> bool {
+        let has = || if asks == Asks::Arrow { old.size_bytes } else { self.next.usable(old.size_bytes) };
+        old.drawn_bytes > 0 && (kind != Kind::Native || size_bytes > has() || is_object && size_bytes <= SMALL_OBJECT)
+    }
+
     /// `PASS`: the block is to be a new one. `owner`: as for a new one.
     ///
     /// # Safety
@@ -82,7 +91,7 @@ impl Decider {
         &self,
         thread: &mut Thread,
         kind: Kind,
-        block: NonNull<u8>,
+        (block, asks): (NonNull<u8>, Asks),
         size_bytes: usize,
         owner: impl FnOnce() -> Option<Handler>,
         answer: impl FnOnce() -> Answer,
@@ -92,8 +101,11 @@ impl Decider {
         // SAFETY: the block is live and placed (this function's contract).
         let old = unsafe { self.places.record(block) };
         let Some(payer) = old.payer() else { die("a block was resized after it was freed") };
-        if is_drawn_anew(kind, &old, size_bytes, thread.0.object > 0) {
+        if self.is_drawn_anew(asks, kind, &old, size_bytes, thread.0.object > 0) {
             return (PASS, null_mut());
+        }
+        if asks == Asks::Malloc && old.drawn_bytes > 0 && self.next.keeps(old.size_bytes, size_bytes) {
+            return (DONE, block.as_ptr()); // as large as before
         }
         let growth = size_bytes.saturating_sub(old.size_bytes);
         // SAFETY: the block is charged to it.

@@ -1,5 +1,5 @@
-//! How the allocator behind the library rounds small blocks up: glibc's, or another one that is preloaded. A sample lies
-//! elsewhere, and is to be resized as if it lay there.
+//! How the allocator behind the library rounds small blocks up: glibc's, or another one that is preloaded. A sample
+//! lies elsewhere, and is to be resized as if it lay there.
 
 use super::sampling::{EXACT_FROM, taken};
 use super::shared::Kind;

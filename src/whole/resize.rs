@@ -75,9 +75,9 @@ enum Asks {
 impl Decider {
     /// Whether a block is to be a new one since it is a sample. A small block that is resized is drawn as a new one is,
     /// by all of its new size, whether it was a sample or not, and is the request's that resizes it. So a sample stands
-    /// for no more after many steps than after one. All that matters is that samples and others are treated alike: those
-    /// of `malloc` are drawn where they outgrow what the next allocator has for them, those of Arrow where they grow, and
-    /// Python's small ones, whose size nobody knows, at each resize.
+    /// for no more after many steps than after one. All that matters is that samples and others are treated alike:
+    /// those of `malloc` are drawn where they outgrow what the next allocator has for them, those of Arrow where they
+    /// grow, and Python's small ones, whose size nobody knows, at each resize.
     fn is_drawn_anew(&self, asks: Asks, kind: Kind, old: &Record, size_bytes: usize, is_object: bool) -> bool {
         let has = || if asks == Asks::Arrow { old.size_bytes } else { self.next.usable(old.size_bytes) };
         old.drawn_bytes > 0 && (kind != Kind::Native || size_bytes > has() || is_object && size_bytes <= SMALL_OBJECT)

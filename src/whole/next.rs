@@ -74,3 +74,28 @@ unsafe fn usable(block: *mut c_void) -> usize {
     // SAFETY: a live block (this function's contract).
     unsafe { libc::malloc_usable_size(block) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::{EXACT_FROM, MOST, Next, of_glibc};
+
+    /// Tests are run with glibc's malloc.
+    #[test]
+    fn glibc_has_what_it_says_and_keeps_nothing_of_what_shrinks() {
+        let next = Next::probed();
+        for size_bytes in 1..=MOST {
+            assert_eq!(next.usable(size_bytes), of_glibc(size_bytes), "{size_bytes}");
+        }
+        assert_eq!((next.usable(MOST + 8), next.usable(5 * EXACT_FROM)), (MOST + 8, 5 * EXACT_FROM));
+        assert!(!next.keeps(1000, 600));
+    }
+
+    #[test]
+    fn what_shrinks_to_no_less_than_half_is_kept_where_the_allocator_keeps_it() {
+        let mut next = Next::probed();
+        next.keeps_half = true;
+        next.usable = std::array::from_fn(|steps| (steps as u16 * 8).next_power_of_two());
+        assert!(next.keeps(900, 899) && next.keeps(900, 512));
+        assert!(!next.keeps(900, 511) && !next.keeps(900, 900) && !next.keeps(900, 1000));
+    }
+}

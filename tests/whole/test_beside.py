@@ -129,7 +129,7 @@ LIBC = """
 
 
 @pytest.mark.parametrize("name", ["", *PRELOADED])
-def test_small_blocks_that_are_resized_are_estimated_without_bias_whatever_stands_behind(name):
+def test_resized_small_blocks_are_estimated_whatever_stands_behind(name):
     """Until 2026-12-01 those that had room for it were in no number: jemalloc has 1024 bytes for 900."""
     if name:
         skip_without(name)
@@ -181,7 +181,7 @@ def test_small_blocks_that_are_resized_are_estimated_without_bias_whatever_stand
 
 
 @pytest.mark.parametrize("name", ["", *PRELOADED])
-def test_a_limit_holds_for_small_blocks_that_are_resized_whatever_stands_behind(name):
+def test_a_limit_holds_for_resized_blocks_whatever_stands_behind(name):
     """And none that shrinks is refused."""
     if name:
         skip_without(name)
@@ -226,7 +226,7 @@ int resize(void **blocks, int count, size_t size) {
 
 @needs_compiler
 @pytest.mark.parametrize("name", ["", *PRELOADED])
-def test_no_block_that_shrinks_is_refused_or_takes_a_request_beyond_its_limit(name, tmp_path):
+def test_no_block_that_shrinks_is_refused_or_passes_a_limit(name, tmp_path):
     if name:
         skip_without(name)
     shrinking = compiled(tmp_path, "shrinking", SHRINKING)

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_shrinks_to_no_less_than_half_is_kept_where_the_allocator_keeps_it() {
+    fn what_shrinks_to_half_stays_where_the_allocator_keeps_it() {
         let mut next = Next::probed();
         next.keeps_half = true;
         next.usable = std::array::from_fn(|steps| (steps as u16 * 8).next_power_of_two());

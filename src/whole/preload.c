@@ -329,7 +329,8 @@ static bool rounds_to_alignment;
 EXPORT void *memalign(size_t align, size_t size) {
     /* What is no power of two is the next allocator's to judge. */
     if (align == 0 || (align & (align - 1))) return next.memalign(align, size);
-    size_t rest = rounds_to_alignment && size < exact_from ? -size & (align - 1) : 0;
+    size_t exact = __atomic_load_n(&exact_from, __ATOMIC_RELAXED);
+    size_t rest = rounds_to_alignment && size < exact ? -size & (align - 1) : 0;
     if (LIKELY(!is_due(size + rest))) return next.memalign(align, size);
     uint32_t outcome;
     void *block = decide(NATIVE, size + rest, align, 0, &outcome);

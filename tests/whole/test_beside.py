@@ -97,15 +97,20 @@ PRELOADED = ["libjemalloc.so.2", "libmimalloc.so.2", "libtcmalloc_minimal.so.4"]
 
 
 @functools.cache
-def skip_without(name):
-    if name[:8] not in run("print(open('/proc/self/maps').read())", preload=name).stdout:
+def is_there(name):
+    return name[:8] in run("print(open('/proc/self/maps').read())", preload=name).stdout
+
+
+def preload_before(name):
+    """LD_PRELOAD with this allocator behind the library; none for glibc's."""
+    if name and not is_there(name):
         pytest.skip(f"{name} is not there")
+    return "{}:" + name if name else "{}"
 
 
 @pytest.mark.parametrize("name", PRELOADED)
 def test_an_allocator_that_people_preload_serves_other_blocks_or_is_told(name):
-    skip_without(name)
-    check(COUNTS + f"assert {name!r}[:8] in open('/proc/self/maps').read()", preload="{}:" + name)
+    check(COUNTS + f"assert {name!r}[:8] in open('/proc/self/maps').read()", preload=preload_before(name))
     ended = run("ctxalloc.request(whole=True)", preload=name + ":{}")
     assert ended.returncode == 1
     assert "another library stands before it: name ctxalloc's first in LD_PRELOAD" in ended.stderr
@@ -131,8 +136,6 @@ LIBC = """
 @pytest.mark.parametrize("name", ["", *PRELOADED])
 def test_resized_small_blocks_are_estimated_whatever_stands_behind(name):
     """Until 2026-12-01 those that had room for it were in no number: jemalloc has 1024 bytes for 900."""
-    if name:
-        skip_without(name)
     check(
         LIBC
         + """
@@ -175,16 +178,13 @@ def test_resized_small_blocks_are_estimated_whatever_stands_behind(name):
         error = 5 * (alive * 32 * KiB) ** 0.5 + 0.03 * alive
         assert abs(found - alive) < error, (each - INT, found, alive, found / alive, error / alive)
     """,
-        preload="{}:" + name if name else "{}",
+        preload=preload_before(name),
         BEHIND=name,
     )
 
 
 @pytest.mark.parametrize("name", ["", *PRELOADED])
 def test_a_limit_holds_for_resized_blocks_whatever_stands_behind(name):
-    """And none that shrinks is refused."""
-    if name:
-        skip_without(name)
     check(
         LIBC
         + """
@@ -205,7 +205,7 @@ def test_a_limit_holds_for_resized_blocks_whatever_stands_behind(name):
         alive = len(kept) * (sizes[-1] + 16 + 48)  # its address, and its place in the list
         assert 7 * MiB < alive < 10 * MiB, (sizes, alive / MiB)
     """,
-        preload="{}:" + name if name else "{}",
+        preload=preload_before(name),
     )
 
 
@@ -227,8 +227,6 @@ int resize(void **blocks, int count, size_t size) {
 @needs_compiler
 @pytest.mark.parametrize("name", ["", *PRELOADED])
 def test_no_block_that_shrinks_is_refused_or_passes_a_limit(name, tmp_path):
-    if name:
-        skip_without(name)
     shrinking = compiled(tmp_path, "shrinking", SHRINKING)
     check(
         f"""
@@ -252,7 +250,7 @@ def test_no_block_that_shrinks_is_refused_or_passes_a_limit(name, tmp_path):
         assert after.live_bytes <= before.live_bytes, (is_its_own, before, after)
         assert blocks.resize(table, COUNT, 1) == 0
     """,
-        preload="{}:" + name if name else "{}",
+        preload=preload_before(name),
     )
 
 

@@ -6,6 +6,7 @@
 
 use super::bits::{first_run, mask, runs};
 use super::classes;
+use super::clock::{self, nanoseconds};
 use super::decay::PoolBytes;
 use super::geometry::{PAGE, REGION};
 use super::options::Retention;
@@ -97,7 +98,7 @@ enum Victim {
 
 impl<P: Pages> PageHeap<P> {
     pub(super) fn new(source: P, retention: Retention) -> Self {
-        let ticked = AtomicU64::new(nanoseconds(super::clock::now()));
+        let ticked = AtomicU64::new(nanoseconds(clock::now()));
         let state = State { open: Vec::with_capacity(4), first_free: 0 };
         Self { source, retention, state: Locked::new(state), purging: ForkLock::new(), ticked }
     }
@@ -355,8 +356,4 @@ impl<P: Pages> Drop for PageHeap<P> {
             region::give_records(open.region);
         }
     }
-}
-
-fn nanoseconds(time: Duration) -> u64 {
-    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }

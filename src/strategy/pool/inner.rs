@@ -123,18 +123,21 @@ impl<P: Pages> Inner<P> {
 
     /// A large block that came back lately, as it is, if one fits. The source is not called.
     pub(super) fn take_recent(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-        match &self.huge {
-            Some(huge) if size_bytes.div_ceil(PAGE) >= HUGE_PAGES => huge.blocks.take_recent(size_bytes),
-            _ => self.large.take_recent(size_bytes),
-        }
+        self.large_of(size_bytes).take_recent(size_bytes)
     }
 
     /// That which came back last, if it fits and is there without a lock.
     #[inline]
     pub(super) fn take_parked(&self, size_bytes: usize) -> Option<NonNull<u8>> {
+        self.large_of(size_bytes).take_parked(size_bytes)
+    }
+
+    /// Where blocks of so many bytes are.
+    #[inline]
+    fn large_of(&self, size_bytes: usize) -> &Large {
         match &self.huge {
-            Some(huge) if size_bytes.div_ceil(PAGE) >= HUGE_PAGES => huge.blocks.take_parked(size_bytes),
-            _ => self.large.take_parked(size_bytes),
+            Some(huge) if size_bytes.div_ceil(PAGE) >= HUGE_PAGES => &huge.blocks,
+            _ => &self.large,
         }
     }
 

@@ -110,10 +110,16 @@ impl Large {
             return None;
         }
         self.retention.fix();
-        let pages = size_bytes.div_ceil(PAGE).next_multiple_of(self.grain_pages);
+        let pages = self.pages_of(size_bytes);
         // If the source refuses, unused memory can go to make room.
         self.try_allocate(source, pages, taking)
             .or_else(|| if self.trim(source) == 0 { None } else { self.try_allocate(source, pages, taking) })
+    }
+
+    /// How many pages a block of so many bytes takes.
+    #[inline]
+    fn pages_of(&self, size_bytes: usize) -> usize {
+        size_bytes.div_ceil(PAGE).next_multiple_of(self.grain_pages)
     }
 
     /// One of the blocks that came back lately, as it is, if one fits. The source is not called.
@@ -125,12 +131,12 @@ impl Large {
     /// That which came back last, if it is there without the lock and fits.
     #[inline]
     pub(super) fn take_parked(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-        self.parked.take(size_bytes.div_ceil(PAGE).next_multiple_of(self.grain_pages))
+        self.parked.take(self.pages_of(size_bytes))
     }
 
     #[inline(never)]
     fn take_recent_of_store(&self, size_bytes: usize) -> Option<NonNull<u8>> {
-        let pages = size_bytes.div_ceil(PAGE).next_multiple_of(self.grain_pages);
+        let pages = self.pages_of(size_bytes);
         self.with(|store| {
             let Recent { block, run, .. } = store.take_recent(pages)?;
             store.lend(run);
@@ -243,10 +249,7 @@ impl Large {
     }
 
     pub(super) fn kept(&self) -> PoolBytes {
-        self.with(|store| PoolBytes {
-            in_use: store.live_bytes,
-            warm: store.recent_bytes + store.extents.dirty_bytes(),
-        })
+        self.with(|store| PoolBytes { in_use: store.live_bytes, warm: store.kept_bytes() })
     }
 
     pub(super) fn for_each_mapping(&self, visit: &mut dyn FnMut(usize, usize)) {

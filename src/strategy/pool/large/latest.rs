@@ -20,7 +20,7 @@ impl Large {
         size_bytes: usize,
         zeroed: bool,
     ) -> Option<NonNull<u8>> {
-        let pages = size_bytes.div_ceil(PAGE).next_multiple_of(self.grain_pages);
+        let pages = self.pages_of(size_bytes);
         let latest = self.store.try_with(|store| {
             self.take_what_came(store);
             let taken = store.take_latest(pages);

@@ -4,6 +4,7 @@
 //! To the store it is in use until somebody has the lock, who puts it back first (`Large::with`).
 
 use super::store::fits;
+use crate::strategy::pool::clock::nanoseconds;
 use crate::strategy::pool::geometry::PAGE;
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
@@ -28,10 +29,6 @@ const TAG: usize = PAGE - 1;
 
 fn pages_of(tagged: *mut u8) -> usize {
     tagged.addr() & TAG
-}
-
-fn nanoseconds(time: Duration) -> u64 {
-    time.as_secs().saturating_mul(1_000_000_000).saturating_add(time.subsec_nanos().into())
 }
 
 impl Parked {

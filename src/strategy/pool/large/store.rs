@@ -82,10 +82,7 @@ impl Store {
     /// Returns memory to the system, if more is kept than `max_bytes`, or than the next peak is expected to need and
     /// some slack.
     pub(super) fn keep_within<P: Pages + ?Sized>(&mut self, source: &P, max_bytes: usize) {
-        let expected = self.demand.bytes();
-        let wanted = expected.saturating_sub(self.live_bytes);
-        let slack = self.demand.slack_bytes(expected);
-        let kept = self.recent_bytes + self.extents.dirty_bytes();
+        let ((wanted, slack), kept) = (self.wanted_and_slack(), self.kept_bytes());
         self.holes_bytes = self.holes_bytes.min(kept);
         if kept > max_bytes.min(wanted.saturating_add(slack)).max(self.holes_bytes) {
             self.join_recent();
@@ -99,10 +96,21 @@ impl Store {
     /// How many bytes more may be kept before [`keep_within`](Self::keep_within) returns some.
     #[inline]
     pub(super) fn room_bytes(&self) -> usize {
+        let (wanted, slack) = self.wanted_and_slack();
+        wanted.saturating_add(slack).min(self.warm_bytes.unwrap_or(0)).saturating_sub(self.kept_bytes())
+    }
+
+    /// How many bytes the next peak is expected to need beyond those in use, and how many may be kept beyond that.
+    #[inline]
+    fn wanted_and_slack(&self) -> (usize, usize) {
         let expected = self.demand.bytes();
-        let most = expected.saturating_sub(self.live_bytes).saturating_add(self.demand.slack_bytes(expected));
-        let kept = self.recent_bytes + self.extents.dirty_bytes();
-        most.min(self.warm_bytes.unwrap_or(0)).saturating_sub(kept)
+        (expected.saturating_sub(self.live_bytes), self.demand.slack_bytes(expected))
+    }
+
+    /// How many bytes are kept with their memory.
+    #[inline]
+    pub(super) fn kept_bytes(&self) -> usize {
+        self.recent_bytes + self.extents.dirty_bytes()
     }
 
     /// Takes the latest of the recent blocks that is large enough and at most an eighth too large.

@@ -6,13 +6,13 @@ use super::symbol::symbol;
 use super::uncollected::{VarReset, VarSet};
 use crate::sync::Made;
 use crate::unattributed::unattributed;
-use crate::whole::{Attach, AttachArrow, GetThread, Hook, Library, Thread};
+use crate::whole::{Attach, AttachArrow, GetThread, Hook, Library, MakeTwin, Shrinks, Thread, Twins};
 use pyo3::ffi::PyObject;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
 
 /// The version of `preload.c` that this module agrees with.
-const VERSION: u32 = 10;
+const VERSION: u32 = 11;
 
 /// Where the library is.
 pub(super) struct Preloaded {
@@ -62,6 +62,10 @@ fn find() -> Option<Preloaded> {
                 attach_arrow: transmute::<*mut c_void, AttachArrow>(find(c"ctxalloc_whole_attach_arrow")?),
                 hook: transmute::<*mut c_void, Hook>(find(c"ctxalloc_whole_hook")?),
                 thread: transmute::<*mut c_void, GetThread>(find(c"ctxalloc_whole_thread")?),
+                twins: Twins {
+                    make: transmute::<*mut c_void, MakeTwin>(find(c"ctxalloc_whole_twin")?),
+                    shrinks: transmute::<*mut c_void, Shrinks>(find(c"ctxalloc_whole_shrinks")?),
+                },
             },
             is_first: is_first(),
         })

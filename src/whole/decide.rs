@@ -7,16 +7,17 @@ use super::nobodys;
 use super::owed::told_by_null;
 pub(super) use super::place::ALIGN;
 use super::place::Record;
+use super::samples::WINDOW;
 pub(super) use super::sampling::EXACT_FROM;
-use super::sampling::{counted, taken, weight_of_sample};
-use super::shared::{DONE, GROWN, Kind, NOT_RAISING, PASS, RAISING, REFUSED, Thread, ZEROED};
+use super::sampling::{counted, taken, taken_for_room, weight_of_sample, weight_of_taken};
+use super::shared::{DONE, GROWN, Kind, MADE, NOT_RAISING, PASS, RAISING, REFUSED, Thread, ZEROED};
 use super::{range, walk, walk::Answer};
 use crate::handler::Handler;
 use crate::handler::requests::{
-    Beyond, Charged, charge, imports_around, is_counted, is_refused, may_import, tell_by_null,
+    Beyond, Charged, Payer, charge, imports_around, is_counted, is_refused, may_import, tell_by_null,
 };
 use crate::os;
-use crate::strategy::account::Weight;
+use crate::strategy::account::{Force, Weight};
 use std::ffi::{c_int, c_void};
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -31,18 +32,20 @@ static POSTPONED: [AtomicPtr<u8>; 3] = [const { AtomicPtr::new(null_mut()) }; 3]
 static ARE_POSTPONED: AtomicBool = AtomicBool::new(false);
 
 /// # Safety
-/// - called by `preload.c`: the thread is this one, and `outcome` a place for the answer.
+/// - called by `preload.c`: the thread is this one, and `outcome` a place for the answer; `old` is NULL or a live small
+///   block of this kind that is not placed, and not used again after `DONE` and `MADE`.
 pub(super) unsafe extern "C" fn allocate(
     thread: *mut Thread,
     kind: u32,
     size_bytes: usize,
     align: usize,
     how: u32,
+    old: *mut c_void,
     outcome: *mut u32,
 ) -> *mut c_void {
     // SAFETY: this thread's own struct, which nobody else has; the functions below pass it on and do not keep it.
     let thread = unsafe { &mut *thread };
-    let asked = Asked { kind: Kind::of(kind), size_bytes, align, how };
+    let asked = Asked { kind: Kind::of(kind), size_bytes, align, how, old };
     let (done, block) = match DECIDER.get().filter(|_| thread.is_plain()) {
         Some(decider) => match decider.selected(thread, asked.kind) {
             None if decider.pass(thread, asked) => (PASS, null_mut()),
@@ -95,6 +98,7 @@ struct Asked {
     size_bytes: usize,
     align: usize,
     how: u32,
+    old: *mut c_void,
 }
 
 /// A function of its own: while no request is selected, a program's own code and data are to stay in the processor's
@@ -102,7 +106,7 @@ struct Asked {
 #[inline(never)]
 fn allocate_slowly(thread: &mut Thread, asked: Asked, selected: Option<Option<Handler>>) -> (u32, *mut u8) {
     let _kept = Errno::kept();
-    let Asked { kind, size_bytes, align, how } = asked;
+    let Asked { kind, size_bytes, align, how, old } = asked;
     if thread.refusing == size_bytes as u64 && size_bytes > 0 {
         thread.refusing = 0;
         thread.left = i64::MAX / 2; // what the error takes is not counted
@@ -113,7 +117,8 @@ fn allocate_slowly(thread: &mut Thread, asked: Asked, selected: Option<Option<Ha
         // It stays nobody's, and is not one more that is.
         Some(decider) if how & GROWN != 0 && !decider.is_counted(thread, selected) => (PASS, null_mut()),
         Some(decider) if thread.may_decide() => {
-            let wanted = Wanted { kind, size_bytes, align, zeroed: how & ZEROED != 0, is_sample };
+            let twin = if align > WINDOW { Twin::None } else { NonNull::new(old).map_or(Twin::New, Twin::Of) };
+            let wanted = Wanted { kind, size_bytes, align, zeroed: how & ZEROED != 0, is_sample, twin };
             let is_object = kind != Kind::Native || thread.object > 0;
             let ask = |thread: &mut Thread| selected.unwrap_or_else(|| decider.selected(thread, kind));
             decider.allocate(thread, wanted, ask, || decider.answer(size_bytes, is_object))
@@ -133,6 +138,17 @@ struct Wanted {
     align: usize,
     zeroed: bool,
     is_sample: bool,
+    /// If it is a sample.
+    twin: Twin,
+}
+
+/// The block that would be in a sample's place.
+#[derive(Debug, Clone, Copy)]
+enum Twin {
+    None,
+    New,
+    /// This one, resized.
+    Of(NonNull<c_void>),
 }
 
 /// A block of a pool of Arrow's, which has a request of its own where the thread has none.
@@ -152,7 +168,8 @@ pub(super) fn allocate_for(
     }
     match DECIDER.get() {
         Some(decider) if thread.may_decide() => {
-            let wanted = Wanted { kind: Kind::Native, size_bytes, align, zeroed: false, is_sample };
+            let twin = Twin::None;
+            let wanted = Wanted { kind: Kind::Native, size_bytes, align, zeroed: false, is_sample, twin };
             let ask = |thread: &mut Thread| {
                 if any_is_charged() { (decider.binding.selected)(thread).or_else(owner) } else { None }
             };
@@ -230,7 +247,7 @@ impl Decider {
         answer: impl FnOnce() -> Answer,
     ) -> (u32, *mut u8) {
         const PASSED: (u32, *mut u8) = (PASS, null_mut());
-        let Wanted { kind, size_bytes, align, zeroed, is_sample } = wanted;
+        let Wanted { kind, size_bytes, align, zeroed, is_sample, twin } = wanted;
         let is_small = size_bytes < EXACT_FROM;
         let thread = busy(thread);
         self.free_postponed();
@@ -239,7 +256,8 @@ impl Decider {
             self.look_what_is_owed(thread.0, selected);
         }
         if is_small && !is_sample {
-            return self.look_at_no_sample(thread.0, kind, selected, answer);
+            let is_new = !matches!(twin, Twin::Of(_));
+            return self.look_at_no_sample(thread.0, kind, is_new, selected, answer);
         }
         let drawn_bytes = if is_small { counted(kind, size_bytes) } else { 0 };
         let bytes = if is_small { weight_of_sample(kind, size_bytes, drawn_bytes) } else { size_bytes };
@@ -255,6 +273,10 @@ impl Decider {
         let weight = Weight { bytes, is_object: kind != Kind::Native || thread.0.object > 0, is_sample: is_small };
         let beyond = if is_small && thread.0.is_told_now() { Beyond::Untold } else { Beyond::Refuse };
         let charged = match charge(handler, weight, beyond) {
+            // Whoever shrinks a block goes on without a look at the answer.
+            Charged::Refused if is_small && self.shrinks(kind, twin, size_bytes) => {
+                charge(handler, weight, Beyond::Untold)
+            }
             Charged::Refused => match self.charge_beyond(thread.0, handler, weight, answer) {
                 Ok(charged) => charged,
                 Err(answer) => return answer,
@@ -270,6 +292,9 @@ impl Decider {
             return PASSED;
         };
         let record = Record::new(payer, size_bytes, weight, drawn_bytes);
+        if is_small && !matches!(twin, Twin::None) {
+            return self.place_sample(thread.0, wanted, payer, record, handler);
+        }
         match self.places.allocate(kind, align, zeroed, record) {
             Some(block) => {
                 if is_profiled() {
@@ -283,6 +308,63 @@ impl Decider {
                 unsafe { payer.release(weight) };
                 nobodys::add(thread.0, bytes, self.binding.python.as_ref());
                 PASSED
+            }
+        }
+    }
+
+    /// Whether a block that becomes a sample had so much room before. Of malloc's only those are looked at that had not.
+    #[cold]
+    fn shrinks(&self, kind: Kind, twin: Twin, size_bytes: usize) -> bool {
+        let Twin::Of(old) = twin else { return false };
+        // SAFETY: a live block of this kind that is not placed, as `preload.c` said.
+        kind != Kind::Native && unsafe { (self.twins.shrinks)(kind as u32, old.as_ptr(), size_bytes) }
+    }
+
+    /// Makes a sample, which is charged with this record, and its twin.
+    fn place_sample(
+        &self,
+        thread: &mut Thread,
+        wanted: Wanted,
+        payer: Payer,
+        record: Record,
+        handler: Handler,
+    ) -> (u32, *mut u8) {
+        let Wanted { kind, size_bytes, align, zeroed, twin, .. } = wanted;
+        let (weight, drawn_bytes) = (record.weight(), record.drawn_bytes);
+        let old = if let Twin::Of(old) = twin { old.as_ptr() } else { null_mut() };
+        let mut room_bytes = 0;
+        // SAFETY: a live block of this kind that is not placed, or none, and a place for the answer.
+        let made = unsafe { (self.twins.make)(kind as u32, old, size_bytes, align, &raw mut room_bytes) };
+        let Some(made) = NonNull::new(made.cast::<u8>()) else {
+            // SAFETY: charged for this block.
+            unsafe { payer.release(weight) };
+            nobodys::add(thread, weight.bytes, self.binding.python.as_ref());
+            return (PASS, null_mut());
+        };
+        let taken_bytes = if kind == Kind::Native { taken_for_room(room_bytes) } else { taken(kind, size_bytes) };
+        let after = Weight { bytes: weight_of_taken(taken_bytes, drawn_bytes), ..weight };
+        if after.bytes != weight.bytes {
+            // SAFETY: charged with `weight`, for this block. What its allocator has for it is no question to a limit.
+            unsafe { payer.reweigh(weight, after, Some(Force::Undo)) };
+        }
+        let record = Record::new(payer, room_bytes, after, drawn_bytes);
+        match self.places.allocate_sample(kind, made, zeroed, record) {
+            Some(block) => {
+                if is_profiled() {
+                    self.tell_made(block, after, (after.bytes / taken_bytes) as u64, handler);
+                }
+                (DONE, block.as_ptr())
+            }
+            None => {
+                // SAFETY: charged for this block. What it has in its place is as large as was asked for.
+                unsafe {
+                    payer.release(after);
+                    if zeroed {
+                        made.write_bytes(0, size_bytes);
+                    }
+                }
+                nobodys::add(thread, after.bytes, self.binding.python.as_ref());
+                (MADE, made.as_ptr())
             }
         }
     }
@@ -399,20 +481,27 @@ impl Decider {
     }
 }
 
+/// Returns its twin, which is the caller's from now on; null: it has none.
+///
 /// # Safety
 /// - called by `preload.c`: the thread is this one, `block` a placed block of this kind that is given up.
-pub(super) unsafe extern "C" fn release(thread: *mut Thread, kind: u32, block: *mut c_void) {
-    let (Some(decider), Some(block)) = (DECIDER.get(), NonNull::new(block.cast::<u8>())) else { return };
+pub(super) unsafe extern "C" fn release(thread: *mut Thread, kind: u32, block: *mut c_void) -> *mut c_void {
+    let (Some(decider), Some(block)) = (DECIDER.get(), NonNull::new(block.cast::<u8>())) else { return null_mut() };
     // SAFETY: this thread's own struct, which nobody else has.
     let thread = unsafe { &mut *thread };
-    if thread.is_forking() {
-        postpone(kind, block);
-        return;
-    }
-    // SAFETY: a block that is given up (this function's contract).
+    // SAFETY: a block that is given up (this function's contract). One that is postponed has its twin no longer.
     unsafe {
-        let _busy = busy(thread);
-        decider.release(Kind::of(kind), block);
+        let twin = decider.places.twin(block);
+        if thread.is_forking() {
+            if !twin.is_null() {
+                decider.places.set_twin(block, null_mut());
+            }
+            postpone(kind, block);
+        } else {
+            let _busy = busy(thread);
+            decider.release(Kind::of(kind), block);
+        }
+        twin.cast()
     }
 }
 

@@ -1,9 +1,8 @@
 //! `Decider`: what decides about blocks, once it is there.
 
 use super::binding::Binding;
-use super::next::Next;
 use super::place::Places;
-use super::shared::Thread;
+use super::shared::{Thread, Twins};
 use crate::strategy::account::WHOLE_REQUESTS;
 use crate::sync::Made;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -23,7 +22,7 @@ pub(super) fn is_profiled() -> bool {
 pub(super) struct Decider {
     pub(super) places: Places,
     pub(super) binding: Binding,
-    pub(super) next: Next,
+    pub(super) twins: Twins,
 }
 
 pub(super) static DECIDER: Made<Decider> = Made::new();
@@ -33,8 +32,8 @@ pub(super) fn remembers() -> bool {
     DECIDER.get().is_some_and(|decider| decider.binding.remembers)
 }
 
-pub(super) fn begin(places: Places, binding: Binding) {
-    DECIDER.get_or_make(|| Decider { places, binding, next: Next::probed() });
+pub(super) fn begin(places: Places, binding: Binding, twins: Twins) {
+    DECIDER.get_or_make(|| Decider { places, binding, twins });
 }
 
 /// Marks the thread as busy until it is dropped: what is allocated meanwhile is nobody's.

@@ -19,13 +19,13 @@ mod binding;
 mod decide;
 mod decider;
 mod functions;
-mod next;
 mod nobodys;
 mod owed;
 mod place;
 mod python;
 mod range;
 mod resize;
+mod samples;
 mod sampling;
 mod shared;
 mod walk;
@@ -34,7 +34,9 @@ pub(crate) use binding::{Binding, Profile, Runs};
 pub(crate) use decider::profile;
 pub(crate) use nobodys::by_group;
 pub(crate) use python::{Python, extent, file_of};
-pub(crate) use shared::{Allocator, Attach, AttachArrow, GetThread, Hook, Kind, Library, Thread};
+pub(crate) use shared::{
+    Allocator, Attach, AttachArrow, GetThread, Hook, Kind, Library, MakeTwin, Shrinks, Thread, Twins,
+};
 pub(crate) use shared::{NOT_RAISING, NOTED, OWED, RAISED, RAISING, REFUSES, TELLING, handler_of, word_of};
 pub(crate) use walk::is_called_outside_of;
 
@@ -49,6 +51,8 @@ static SLOW: Slow = Slow {
     allocate: decide::allocate,
     resize: resize::resize,
     release: decide::release,
+    twin: resize::twin,
+    keep: resize::keep,
     usable: decide::usable,
     grows_for_nobody: decide::grows_for_nobody,
     requests: &WHOLE_REQUESTS,
@@ -67,7 +71,7 @@ pub(crate) fn attach(library: &Library, binding: Binding) -> Result<(), String> 
     unattributed::watch();
     nobodys::begin();
     let first = ranges[0].base();
-    decider::begin(Places::over(ranges), binding);
+    decider::begin(Places::over(ranges), binding, library.twins);
     ask_for_imports(decide::imports);
     // SAFETY: the ranges stay reserved for ever, and `decide` can decide from here on.
     unsafe { (library.attach)(first, decide::EXACT_FROM, &raw const SLOW) };

@@ -35,12 +35,13 @@ impl Decider {
         &self,
         thread: &mut Thread,
         kind: Kind,
+        is_new: bool,
         selected: Option<Handler>,
         answer: impl FnOnce() -> Answer,
     ) -> (u32, *mut u8) {
         if thread.raising == REFUSES {
             thread.refused_in += if kind == Kind::Native { LOOK } else { LOOK_AT_PYTHONS };
-            let may_be_refused = thread.resize == 0 && kind != Kind::Native;
+            let may_be_refused = is_new && thread.resize == 0 && kind != Kind::Native;
             if may_be_refused && self.refuses_now(thread, selected, answer) {
                 return (REFUSED, null_mut());
             }

@@ -4,9 +4,11 @@
 //!   pool's block                          the caller's block
 //!   |<--- for the alignment --->|<- Record ->|<---- size_bytes ---->|
 //! ```
+//! Before the record of a sample that has a twin lies that, and the block is no pool's ([`samples`](super::samples)).
 
 use super::apart::{self, Apart, Table};
 use super::range::{self, Range};
+use super::samples::Samples;
 use super::shared::Kind;
 use crate::handler::requests::Payer;
 use crate::strategy::account::Weight;
@@ -27,6 +29,21 @@ pub(super) struct Record {
     /// Python object.
     place: u32,
 }
+
+/// Before the record of a sample that has one.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Twin {
+    /// 0: it was given up.
+    address: usize,
+    /// How much room the sample has.
+    room_bytes: usize,
+}
+
+const _: () = assert!(size_of::<Twin>() == UNIT);
+const BEFORE_SAMPLE: usize = size_of::<Twin>() + RECORD;
+/// In the place of an offset: it has a twin.
+const HAS_TWIN: u32 = u32::MAX - 1;
 
 const _: () = assert!(size_of::<Record>() == 32);
 const RECORD: usize = size_of::<Record>();
@@ -105,6 +122,10 @@ impl Record {
         (self.place >> 1) as usize * UNIT
     }
 
+    pub(super) fn has_twin(&self) -> bool {
+        self.place & !1 == HAS_TWIN
+    }
+
     /// The same with the pool's block so many bytes before it.
     fn behind(self, offset: usize) -> Self {
         Self { place: ((offset / UNIT) as u32 * 2) | (self.place & 1), ..self }
@@ -115,6 +136,8 @@ pub(super) struct Places {
     /// Where the ranges begin.
     bases: [usize; 3],
     pools: [Pool<Range>; 3],
+    /// Those that have a twin.
+    samples: [Samples; 3],
     table: Table,
 }
 
@@ -122,7 +145,8 @@ impl Places {
     pub(super) fn over(ranges: [Range; 3]) -> Self {
         let bases = ranges.each_ref().map(Range::base);
         let table = Table::of(bases[0], ranges[0].entries());
-        Self { bases, table, pools: ranges.map(|range| Pool::over(range, PoolOptions::default())) }
+        let samples = ranges.clone().map(Samples::over);
+        Self { bases, table, samples, pools: ranges.map(|range| Pool::over(range, PoolOptions::default())) }
     }
 
     /// Whether a block is a placed one of this kind.
@@ -166,8 +190,72 @@ impl Places {
         }
     }
 
+    /// A sample with this record and this twin, which has as much room as the record has bytes. It is aligned as the
+    /// twin is, up to [`WINDOW`](super::samples::WINDOW).
+    pub(super) fn allocate_sample(
+        &self,
+        kind: Kind,
+        twin: NonNull<u8>,
+        zeroed: bool,
+        record: Record,
+    ) -> Option<NonNull<u8>> {
+        let room_bytes = record.size_bytes.max(1).next_multiple_of(UNIT);
+        let block = self.samples[kind as usize].allocate(twin.addr(), BEFORE_SAMPLE, room_bytes)?;
+        let place = HAS_TWIN | record.place & 1;
+        // SAFETY: the block has room for both and for `room_bytes`, and nobody else has it. Its place is a multiple of
+        // 16, as the twin's is.
+        unsafe {
+            self.table.forget(block.addr().get());
+            block.sub(RECORD).cast::<Record>().write(Record { place, ..record });
+            block
+                .sub(BEFORE_SAMPLE)
+                .cast::<Twin>()
+                .write(Twin { address: twin.as_ptr().expose_provenance(), room_bytes });
+            if zeroed {
+                block.write_bytes(0, room_bytes);
+            }
+        }
+        Some(block)
+    }
+
+    /// The twin of a block, if it has one.
+    ///
     /// # Safety
-    /// - `block` is a live one of [`allocate`](Self::allocate).
+    /// - `block` is a live one of these places.
+    pub(super) unsafe fn twin(&self, block: NonNull<u8>) -> *mut u8 {
+        // SAFETY: the block is live (this function's contract); `allocate_sample` wrote its twin there.
+        unsafe {
+            if !self.record(block).has_twin() {
+                return std::ptr::null_mut();
+            }
+            std::ptr::with_exposed_provenance_mut(block.sub(BEFORE_SAMPLE).cast::<Twin>().read().address)
+        }
+    }
+
+    /// Notes that the twin of a sample is this one from now on; null: it is given up.
+    ///
+    /// # Safety
+    /// - `block` is a live one of [`allocate_sample`](Self::allocate_sample).
+    pub(super) unsafe fn set_twin(&self, block: NonNull<u8>, twin: *mut u8) {
+        // SAFETY: `allocate_sample` wrote it there (this function's contract).
+        unsafe { (*block.sub(BEFORE_SAMPLE).cast::<Twin>().as_ptr()).address = twin.expose_provenance() }
+    }
+
+    /// The same record for a sample whose twin has so much room now.
+    ///
+    /// # Safety
+    /// - `block` is a live one of [`allocate_sample`](Self::allocate_sample), whose record is `old`.
+    pub(super) unsafe fn note_room(&self, block: NonNull<u8>, old: &Record, room_bytes: usize, weight: Weight) {
+        // SAFETY: `allocate_sample` wrote both there (this function's contract).
+        unsafe {
+            let most = block.sub(BEFORE_SAMPLE).cast::<Twin>().read().room_bytes;
+            let record = Record { size_bytes: room_bytes.min(most), weight_bytes: weight.bytes, ..*old };
+            block.sub(RECORD).cast::<Record>().write(record);
+        }
+    }
+
+    /// # Safety
+    /// - `block` is a live one of [`allocate`](Self::allocate) or [`allocate_sample`](Self::allocate_sample).
     pub(super) unsafe fn record(&self, block: NonNull<u8>) -> Record {
         if self.table.has(block.addr().get()) {
             return Record::of_apart(self.table.read(block.addr().get()));
@@ -189,13 +277,19 @@ impl Places {
         }
     }
 
-    /// Takes a block back, whose charge is over.
+    /// Takes a block back, whose charge is over. Its twin, if it has one, is the caller's.
     ///
     /// # Safety
-    /// - `block` is a live one of [`allocate`](Self::allocate) of this kind with this record, and not used again.
+    /// - `block` is a live one of these places and this kind with this record, and not used again.
     pub(super) unsafe fn release(&self, kind: Kind, block: NonNull<u8>, record: &Record) {
         // SAFETY: the block is live, so its record is there, and the pool's block begins where it says.
         unsafe {
+            if record.has_twin() {
+                (*block.sub(RECORD).cast::<Record>().as_ptr()).payer = 0;
+                let room_bytes = block.sub(BEFORE_SAMPLE).cast::<Twin>().read().room_bytes;
+                self.samples[kind as usize].release(block, BEFORE_SAMPLE, room_bytes);
+                return;
+            }
             if record.is_apart() {
                 self.table.free(block.addr().get());
             } else {

@@ -17,6 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/mman.h>
 
 #define LIKELY(condition) __builtin_expect(!!(condition), 1)
 #define EXPORT __attribute__((visibility("default")))
@@ -42,14 +43,19 @@ struct thread {
 };
 
 enum { NATIVE, MEM, OBJ, KINDS };
-enum { DONE, PASS, REFUSED };
+/* MADE: the block is the next allocator's, which has made or resized it. */
+enum { DONE, PASS, REFUSED, MADE };
 /* How a block is wanted. GROWN: in place of one that is nobody's. */
 enum { ZEROED = 1, GROWN = 2 };
 
 struct slow {
-    void *(*allocate)(struct thread *, uint32_t kind, size_t size, size_t align, uint32_t how, uint32_t *outcome);
+    /* `old`: the small block that becomes this one; NULL: none does. */
+    void *(*allocate)(struct thread *, uint32_t kind, size_t size, size_t align, uint32_t how, void *old,
+                      uint32_t *outcome);
     void *(*resize)(struct thread *, uint32_t kind, void *block, size_t size, uint32_t *outcome);
-    void (*release)(struct thread *, uint32_t kind, void *block);
+    void *(*release)(struct thread *, uint32_t kind, void *block); /* returns its twin, which is to be freed */
+    void *(*twin)(void *block);                                    /* see `make_twin`; NULL: it has none */
+    void (*keep)(struct thread *, void *block, void *twin, size_t room); /* its twin was resized, to this */
     size_t (*usable)(void *block);
     bool (*grows_for_nobody)(struct thread *);
     const size_t *requests; /* how many may be charged blocks */
@@ -173,14 +179,15 @@ static __attribute__((noinline)) void merge(void) {
 
 /* Rust decides about a block. NULL with PASS: it goes to the next allocator. Most do while no request is selected, so
  * nothing is done for these that others alone need: Rust keeps errno. */
-static __attribute__((noinline)) void *decide(uint32_t kind, size_t size, size_t align, uint32_t how, uint32_t *outcome) {
+static __attribute__((noinline)) void *decide(uint32_t kind, size_t size, size_t align, uint32_t how, void *old,
+                                              uint32_t *outcome) {
     const struct slow *decider = __atomic_load_n(&slow, __ATOMIC_ACQUIRE);
     *outcome = PASS;
     if (!decider) {
         self.left = UNATTACHED_LOOK;
         return NULL;
     }
-    void *block = decider->allocate(&self, kind, size, align, how, outcome);
+    void *block = decider->allocate(&self, kind, size, align, how, old, outcome);
     if (LIKELY(!block)) {
         if (*outcome == REFUSED) errno = ENOMEM;
         return NULL;
@@ -197,9 +204,17 @@ static inline bool is_due(size_t size) {
     return self.left < 0;
 }
 
+/* Whether Python's own allocator is asked whose a block is, and what is known so far: see `shrinks`. */
+enum { NOT_ASKED, ASKED, ITS_OWN, OF_MALLOC };
+static __thread uint32_t asked __attribute__((tls_model("initial-exec")));
+
 static __attribute__((noinline)) void *malloc_slowly(size_t size, bool zeroed, const void *caller) {
+    if (asked) {
+        asked = ITS_OWN;
+        return NULL;
+    }
     uint32_t outcome = PASS;
-    void *block = is_loaders(caller) ? NULL : decide(NATIVE, size, 16, zeroed ? ZEROED : 0, &outcome);
+    void *block = is_loaders(caller) ? NULL : decide(NATIVE, size, 16, zeroed ? ZEROED : 0, NULL, &outcome);
     if (outcome != PASS) return block;
     return zeroed ? next.calloc(1, size) : next.malloc(size);
 }
@@ -219,12 +234,42 @@ EXPORT void *calloc(size_t count, size_t each) {
     return malloc_slowly(size, true, __builtin_return_address(0));
 }
 
+/* Python's domains MEM and OBJ. The struct is CPython's PyMemAllocatorEx, unchanged since 3.5. */
+struct allocator {
+    void *ctx;
+    void *(*malloc)(void *, size_t);
+    void *(*calloc)(void *, size_t, size_t);
+    void *(*realloc)(void *, void *, size_t);
+    void (*free)(void *, void *);
+};
+
+static struct allocator original[KINDS];
+
+/* A sample has a twin: the block that the next allocator, or Python's own, would have in its place. Nobody uses it, but
+ * it is resized and freed with the sample. So a sample has room where others have room, lies as others do within
+ * 32 KiB, which caches by address ask for (src/whole/samples.rs), and leaves to others the places that they had
+ * without it. Of `old`, if there is one, which may move. */
+static void *make_twin(uint32_t kind, void *old, size_t size, size_t align, size_t *room) {
+    if (kind == NATIVE) {
+        void *twin = old ? next.realloc(old, size) : align > 16 ? next.memalign(align, size) : next.malloc(size);
+        *room = twin ? next.usable(twin) : 0;
+        return twin;
+    }
+    const struct allocator *own = &original[kind];
+    *room = size;
+    return old ? own->realloc(own->ctx, old, size) : own->malloc(own->ctx, size);
+}
+
+static inline void *twin_of(void *block) { return __atomic_load_n(&slow, __ATOMIC_ACQUIRE)->twin(block); }
+
 static __attribute__((noinline)) void free_placed(int kind, void *block) {
     int saved = errno;
     const struct slow *decider = __atomic_load_n(&slow, __ATOMIC_ACQUIRE);
     bool is_large = samples >= SAMPLES_TO_LARGE && decider->usable(block) >= LARGE_FOR_GLIBC;
-    decider->release(&self, kind, block);
+    void *twin = decider->release(&self, kind, block);
     errno = saved;
+    if (twin && kind == NATIVE) next.free(twin);
+    else if (twin) original[kind].free(original[kind].ctx, twin);
     if (is_large) merge();
 }
 
@@ -235,10 +280,32 @@ static inline int kind_of_placed(const void *block) {
     return LIKELY(range >= KINDS) ? KINDS : (int)range;
 }
 
+/* Python's domain RAW, where the other two are its allocator of small objects: that gives a block which it does not
+ * know to this one, whose `free` is ours. So nothing stands before its own. */
+static struct allocator raw;
+
+static inline bool frees_by_raw(void) { return raw.free != NULL; }
+
+/* What is larger goes from Python's allocator to malloc, which decides about it. */
+#define SMALL_OBJECT 512
+
+/* Python counts a sample as one that it had made there, and its twin, too (sys.getallocatedblocks): one more is made. */
+static void count_raw(const struct allocator *own) {
+    int64_t left = self.left;
+    self.left = INT64_MAX; /* it is nobody's, and in no number */
+    void *block = own->malloc(own->ctx, SMALL_OBJECT + 1);
+    if (block) raw.free(raw.ctx, block);
+    self.left = left;
+}
+
 static __attribute__((noinline)) void free_low(void *block) {
     int kind = kind_of_placed(block);
-    if (kind == KINDS) next.free(block);
-    else free_placed(kind, block);
+    if (kind == KINDS) {
+        next.free(block);
+        return;
+    }
+    free_placed(kind, block);
+    if (kind != NATIVE && frees_by_raw()) count_raw(&original[kind]);
 }
 
 EXPORT void free(void *block) {
@@ -272,16 +339,34 @@ static __attribute__((noinline)) void *replace_placed(int kind, void *block, voi
     return other;
 }
 
+/* The same for a sample whose twin became the other one. */
+static void *replace_sample(int kind, void *block, void *other, size_t size) {
+    int saved = errno;
+    if (copy_placed(other, block, size)) (void)__atomic_load_n(&slow, __ATOMIC_ACQUIRE)->release(&self, kind, block);
+    errno = saved;
+    return other;
+}
+
 static __attribute__((noinline)) void *realloc_slowly(void *old, size_t old_size, size_t size, uint32_t how,
                                                       const void *caller) {
     uint32_t outcome = PASS;
-    void *block = is_loaders(caller) ? NULL : decide(NATIVE, size, 16, how, &outcome);
+    bool is_small = size < __atomic_load_n(&exact_from, __ATOMIC_RELAXED);
+    void *block = is_loaders(caller) ? NULL : decide(NATIVE, size, 16, how, is_small ? old : NULL, &outcome);
     if (outcome == PASS) return next.realloc(old, size);
-    if (block) {
-        memcpy(block, old, old_size < size ? old_size : size);
-        next.free(old);
-    }
+    if (outcome != DONE) return block;
+    void *twin = is_small ? twin_of(block) : NULL;
+    memcpy(block, twin ? twin : old, old_size < size ? old_size : size);
+    if (!twin) next.free(old);
     return block;
+}
+
+/* A sample is resized as its twin is: it is none any more, unless it is drawn again, or the twin has room for it. */
+static void *resize_sample(void *old, void *twin, size_t size) {
+    if (size > next.usable(twin)) return replace_sample(NATIVE, old, realloc(twin, size), size);
+    void *resized = next.realloc(twin, size);
+    if (!resized) resized = twin;
+    __atomic_load_n(&slow, __ATOMIC_ACQUIRE)->keep(&self, old, resized, next.usable(resized));
+    return old;
 }
 
 /* How much more than was asked for a block may have: glibc rounds up to its unit of 16, and leaves it a rest that is
@@ -293,8 +378,13 @@ EXPORT void *realloc(void *old, size_t size) {
     int kind = kind_of_placed(old);
     if (kind != KINDS) {
         uint32_t outcome;
+        void *twin = size ? twin_of(old) : NULL;
+        if (twin && kind == NATIVE) return resize_sample(old, twin, size);
         void *moved = resize_placed(kind, old, size, &outcome);
-        return outcome == PASS ? replace_placed(kind, old, malloc(size), size) : moved;
+        if (outcome != PASS) return moved;
+        moved = replace_placed(kind, old, malloc(size), size);
+        if (moved && kind != NATIVE && frees_by_raw()) count_raw(&original[kind]);
+        return moved;
     }
     size_t exact = __atomic_load_n(&exact_from, __ATOMIC_ACQUIRE);
     if (exact == SIZE_MAX || size == 0) return next.realloc(old, size); /* nobody has attached */
@@ -302,6 +392,10 @@ EXPORT void *realloc(void *old, size_t size) {
      * drawn as it grows as a new one is: src/whole/resize.rs. */
     size_t old_size = next.usable(old);
     if (size <= old_size) return next.realloc(old, size);
+    if (size == PTRDIFF_MAX && asked) {
+        asked = OF_MALLOC;
+        return NULL;
+    }
     if (old_size >= exact + SPARE) {
         const struct slow *decider = __atomic_load_n(&slow, __ATOMIC_RELAXED);
         const void *caller = __builtin_return_address(0);
@@ -333,7 +427,7 @@ EXPORT void *memalign(size_t align, size_t size) {
     size_t rest = rounds_to_alignment && size < exact ? -size & (align - 1) : 0;
     if (LIKELY(!is_due(size + rest))) return next.memalign(align, size);
     uint32_t outcome;
-    void *block = decide(NATIVE, size + rest, align, 0, &outcome);
+    void *block = decide(NATIVE, size + rest, align, 0, NULL, &outcome);
     return outcome == PASS ? next.memalign(align, size) : block;
 }
 
@@ -370,41 +464,11 @@ EXPORT size_t malloc_usable_size(void *block) {
     return next.usable(block);
 }
 
-/* What is larger goes from Python's allocator to malloc, which decides about it. */
-#define SMALL_OBJECT 512
-
-/* Python's domains MEM and OBJ. The struct is CPython's PyMemAllocatorEx, unchanged since 3.5. */
-struct allocator {
-    void *ctx;
-    void *(*malloc)(void *, size_t);
-    void *(*calloc)(void *, size_t, size_t);
-    void *(*realloc)(void *, void *, size_t);
-    void (*free)(void *, void *);
-};
-
-static struct allocator original[KINDS];
-
-/* Python's domain RAW, where the other two are its allocator of small objects: that gives a block which it does not
- * know to this one, whose `free` is ours. So nothing stands before its own. */
-static struct allocator raw;
-
-static inline bool frees_by_raw(void) { return raw.free != NULL; }
-
-/* Such a block is counted as one that Python had made there (sys.getallocatedblocks): so one more is to be made. */
-static void count_raw(const struct allocator *own) {
-    int64_t left = self.left;
-    self.left = INT64_MAX; /* it is nobody's, and in no number */
-    void *block = own->malloc(own->ctx, SMALL_OBJECT + 1);
-    if (block) raw.free(raw.ctx, block);
-    self.left = left;
-}
-
 static __attribute__((noinline)) void *object_slowly(int kind, size_t size, bool zeroed) {
     const struct allocator *own = &original[kind];
     if (size <= SMALL_OBJECT) {
         uint32_t outcome;
-        void *block = decide(kind, size, 16, zeroed ? ZEROED : 0, &outcome);
-        if (block && frees_by_raw()) count_raw(own);
+        void *block = decide(kind, size, 16, zeroed ? ZEROED : 0, NULL, &outcome);
         if (outcome != PASS) return block;
         return zeroed ? own->calloc(own->ctx, 1, size) : own->malloc(own->ctx, size);
     }
@@ -432,21 +496,49 @@ static __attribute__((noinline)) void *large_object_resized(int kind, void *old,
     return block;
 }
 
-/* How many bytes such a block had is not known here: it may be its copy that is placed. */
+/* Where Python's allocator of small objects has the number of a block's size, in steps of 16: in the head of the pool
+ * that the block is in, which begins at a multiple of 16 KiB, in each CPython since 3.10. False: not in this one. */
+#define POOL (16 << 10)
+#define NUMBER_OF_SIZE 36
+static bool knows_sizes[KINDS];
+
+static inline uint32_t number_of_size(const void *block) {
+    return *(const uint32_t *)(((uintptr_t)block & -(uintptr_t)POOL) + NUMBER_OF_SIZE);
+}
+
+static bool learn_sizes(const struct allocator *own) {
+    bool is_so = true;
+    for (size_t size = 16; is_so && size <= SMALL_OBJECT; size += 16) {
+        void *block = own->malloc(own->ctx, size);
+        unsigned char resident;
+        bool is_there = block && mincore((void *)((uintptr_t)block & -(uintptr_t)POOL), 1, &resident) == 0;
+        is_so = is_there && number_of_size(block) == size / 16 - 1;
+        own->free(own->ctx, block);
+    }
+    return is_so;
+}
+
+/* Whether a block of Python's that is not placed has so many bytes, so far as can be told. Whose it is, its allocator
+ * tells by what it calls when it is to make it larger than anything: malloc, or for a block of malloc's realloc. Both
+ * have nothing for it, so the block stays as it is. */
+static bool shrinks(uint32_t kind, void *old, size_t size) {
+    const struct allocator *own = &original[kind];
+    int saved = errno;
+    asked = ASKED;
+    (void)own->realloc(own->ctx, old, PTRDIFF_MAX);
+    uint32_t answer = asked;
+    asked = NOT_ASKED;
+    errno = saved;
+    if (answer == OF_MALLOC) return size <= next.usable(old);
+    return answer == ITS_OWN && knows_sizes[kind] && size <= (number_of_size(old) + 1) * 16;
+}
+
 static __attribute__((noinline)) void *small_object_resized(int kind, void *old, size_t size) {
     const struct allocator *own = &original[kind];
     uint32_t outcome;
-    void *block = decide(kind, size, 16, 0, &outcome);
-    if (outcome == REFUSED) return NULL;
-    void *moved = own->realloc(own->ctx, old, size);
-    if (outcome == PASS) return moved;
-    if (!moved) {
-        free_placed(kind, block);
-        return NULL;
-    }
-    memcpy(block, moved, size);
-    own->free(own->ctx, moved);
-    if (frees_by_raw()) count_raw(own);
+    void *block = decide(kind, size, 16, 0, old, &outcome);
+    if (outcome == PASS) return own->realloc(own->ctx, old, size);
+    if (outcome == DONE) memcpy(block, twin_of(block), size);
     return block;
 }
 
@@ -457,19 +549,14 @@ static void *object_resized(int kind, void *old, size_t size) {
     return small_object_resized(kind, old, size);
 }
 
-/* One that may be placed. */
+/* One that may be placed. A sample is resized as its twin is. */
 static __attribute__((noinline)) void *low_object_resized(int kind, void *old, size_t size) {
-    if (range_of(old) == NATIVE) return large_object_resized(kind, old, size);
-    if (range_of(old) != (uintptr_t)kind) return object_resized(kind, old, size);
-    uint32_t outcome;
-    void *moved = resize_placed(kind, old, size ? size : 1, &outcome);
-    if (outcome != PASS) return moved;
-    const struct allocator *own = &original[kind];
-    void *other = object_made(kind, own->ctx, size);
-    if (!copy_placed(other, old, size)) return NULL;
-    if (frees_by_raw()) own->free(own->ctx, old);
-    else free_placed(kind, old);
-    return other;
+    uintptr_t range = range_of(old);
+    if (range != NATIVE && range != (uintptr_t)kind) return object_resized(kind, old, size);
+    if (range == NATIVE && size > SMALL_OBJECT) return large_object_resized(kind, old, size);
+    void *twin = twin_of(old);
+    if (!twin) return large_object_resized(kind, old, size);
+    return replace_sample((int)range, old, object_resized(kind, twin, size), size);
 }
 
 static __attribute__((noinline)) void low_object_freed(int kind, void *block) {
@@ -510,10 +597,17 @@ EXPORT void ctxalloc_whole_hook(uint32_t kind, const struct allocator *own, cons
     *hook = kind == MEM ? (struct allocator){own->ctx, mem_malloc, mem_calloc, mem_realloc, mem_free}
                         : (struct allocator){own->ctx, obj_malloc, obj_calloc, obj_realloc, obj_free};
     if (raws) hook->free = own->free;
+    if (raws) knows_sizes[kind] = learn_sizes(own);
 }
 
+EXPORT void *ctxalloc_whole_twin(uint32_t kind, void *old, size_t size, size_t align, size_t *room) {
+    return make_twin(kind, old, size, align, room);
+}
+
+EXPORT bool ctxalloc_whole_shrinks(uint32_t kind, void *old, size_t size) { return shrinks(kind, old, size); }
+
 /* The number of the agreement between this library and src/whole. */
-#define VERSION 10
+#define VERSION 11
 
 EXPORT uint32_t ctxalloc_whole_version(void) { return VERSION; }
 

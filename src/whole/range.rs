@@ -10,7 +10,7 @@ use std::sync::Arc;
 /// The size of a range: `RANGE_BITS` of `preload.c`.
 pub(super) const BYTES: usize = 1 << 38;
 /// What a pool maps at a time is a multiple of this.
-const UNIT: usize = 4 << 20;
+pub(super) const UNIT: usize = 4 << 20;
 const UNITS: usize = BYTES / UNIT;
 /// Where the ranges are to be: below what the system gives programs, whose freed blocks then cost one comparison, and
 /// above the heap of a program that is no PIE.

@@ -7,7 +7,7 @@ use super::decider::{DECIDER, Decider, busy, is_profiled};
 use super::owed::told_by_null;
 use super::place::Record;
 use super::range;
-use super::sampling::{EXACT_FROM, SMALL_OBJECT, weight_of_sample};
+use super::sampling::{EXACT_FROM, taken_for_room, weight_of_sample, weight_of_taken};
 use super::shared::{DONE, Kind, PASS, REFUSED, Thread, handler_of};
 use super::walk::Answer;
 use crate::handler::Handler;
@@ -38,8 +38,7 @@ pub(super) unsafe extern "C" fn resize(
     unsafe {
         let is_object = Kind::of(kind) != Kind::Native || thread.object > 0;
         let answer = || decider.answer(size_bytes, is_object);
-        let block = (block.cast(), Asks::Malloc);
-        let (done, moved) = decider.resize(thread, Kind::of(kind), block, size_bytes, || None, answer);
+        let (done, moved) = decider.resize(thread, Kind::of(kind), block.cast(), size_bytes, || None, answer);
         outcome.write(done);
         moved.cast()
     }
@@ -58,29 +57,57 @@ pub(super) unsafe fn resize_for(
     match DECIDER.get() {
         // SAFETY: a live placed block of native memory, not used again after `DONE` (this function's contract).
         Some(decider) if !thread.is_forking() => unsafe {
-            decider.resize(thread, Kind::Native, (block, Asks::Arrow), size_bytes, owner, answer_to_arrow)
+            decider.resize(thread, Kind::Native, block, size_bytes, owner, answer_to_arrow)
         },
         _ => (REFUSED, null_mut()),
     }
 }
 
-/// Whose block is resized.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Asks {
-    Malloc,
-    /// Arrow, which says how large a block was.
-    Arrow,
+/// The twin of a block, which is resized in its place; null: it has none.
+///
+/// # Safety
+/// - called by `preload.c`: a live placed block.
+pub(super) unsafe extern "C" fn twin(block: *mut c_void) -> *mut c_void {
+    let (Some(decider), Some(block)) = (DECIDER.get(), NonNull::new(block.cast::<u8>())) else { return null_mut() };
+    // SAFETY: a live placed block (this function's contract).
+    unsafe { decider.places.twin(block) }.cast()
+}
+
+/// A sample of `malloc` stays what it is, since its twin had room for the new size. Its twin is this one now, with so
+/// much room.
+///
+/// # Safety
+/// - called by `preload.c`: the thread is this one, and the block a live placed one with a twin.
+pub(super) unsafe extern "C" fn keep(thread: *mut Thread, block: *mut c_void, twin: *mut c_void, room_bytes: usize) {
+    let (Some(decider), Some(block)) = (DECIDER.get(), NonNull::new(block.cast::<u8>())) else { return };
+    // SAFETY: this thread's own struct, and a live placed block with a twin (this function's contract), which is charged
+    // as its record says. A thread that forks has taken all locks: there it stays charged as it was.
+    unsafe {
+        decider.places.set_twin(block, twin.cast());
+        let old = decider.places.record(block);
+        let Some(payer) = old.payer().filter(|_| !(*thread).is_forking()) else { return };
+        if room_bytes == old.size_bytes {
+            return;
+        }
+        let _busy = busy(&mut *thread);
+        let bytes = weight_of_taken(taken_for_room(room_bytes), old.drawn_bytes);
+        let after = Weight { bytes, ..old.weight() };
+        payer.reweigh(old.weight(), after, Some(Force::Undo));
+        decider.places.note_room(block, &old, room_bytes, after);
+        if is_profiled() {
+            (decider.binding.profile.resized)(block.addr().get(), block.addr().get(), after);
+        }
+    }
 }
 
 impl Decider {
     /// Whether a block is to be a new one since it is a sample. A small block that is resized is drawn as a new one is,
     /// by all of its new size, whether it was a sample or not, and is the request's that resizes it. So a sample stands
     /// for no more after many steps than after one. All that matters is that samples and others are treated alike:
-    /// those of `malloc` are drawn where they outgrow what the next allocator has for them, those of Arrow where they
-    /// grow, and Python's small ones, whose size nobody knows, at each resize.
-    fn is_drawn_anew(&self, asks: Asks, kind: Kind, old: &Record, size_bytes: usize, is_object: bool) -> bool {
-        let has = || if asks == Asks::Arrow { old.size_bytes } else { self.next.usable(old.size_bytes) };
-        old.drawn_bytes > 0 && (kind != Kind::Native || size_bytes > has() || is_object && size_bytes <= SMALL_OBJECT)
+    /// `preload.c` resizes the twins of those that have one, as it resizes others, and Arrow's are drawn where they
+    /// grow.
+    fn is_drawn_anew(old: &Record, size_bytes: usize) -> bool {
+        old.has_twin() || old.drawn_bytes > 0 && size_bytes > old.size_bytes
     }
 
     /// `PASS`: the block is to be a new one. `owner`: as for a new one.
@@ -91,7 +118,7 @@ impl Decider {
         &self,
         thread: &mut Thread,
         kind: Kind,
-        (block, asks): (NonNull<u8>, Asks),
+        block: NonNull<u8>,
         size_bytes: usize,
         owner: impl FnOnce() -> Option<Handler>,
         answer: impl FnOnce() -> Answer,
@@ -101,11 +128,8 @@ impl Decider {
         // SAFETY: the block is live and placed (this function's contract).
         let old = unsafe { self.places.record(block) };
         let Some(payer) = old.payer() else { die("a block was resized after it was freed") };
-        if self.is_drawn_anew(asks, kind, &old, size_bytes, thread.0.object > 0) {
+        if Self::is_drawn_anew(&old, size_bytes) {
             return (PASS, null_mut());
-        }
-        if asks == Asks::Malloc && old.drawn_bytes > 0 && self.next.keeps(old.size_bytes, size_bytes) {
-            return (DONE, block.as_ptr()); // as large as before
         }
         let growth = size_bytes.saturating_sub(old.size_bytes);
         // SAFETY: the block is charged to it.

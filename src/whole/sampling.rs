@@ -6,9 +6,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// Blocks of so many bytes and more are charged each.
 pub(super) const EXACT_FROM: usize = 1024;
 
-/// What is larger goes from Python's allocator of small objects to `malloc`. `preload.c` has the same.
-pub(super) const SMALL_OBJECT: usize = 512;
-
 /// On average so many bytes of small blocks have one sample.
 const SAMPLE: u64 = 32 << 10;
 /// And so many at least lie between two: no block has two of them.
@@ -136,8 +133,20 @@ pub(super) fn counted(kind: Kind, size_bytes: usize) -> u32 {
 /// many bytes has a sample.
 #[inline]
 pub(super) fn weight_of_sample(kind: Kind, size_bytes: usize, drawn_bytes: u32) -> usize {
+    weight_of_taken(taken(kind, size_bytes), drawn_bytes)
+}
+
+/// The same where as many bytes are taken for it.
+#[inline]
+pub(super) fn weight_of_taken(taken_bytes: usize, drawn_bytes: u32) -> usize {
     debug_assert!(drawn_bytes as usize <= EXACT_FROM + 8);
-    (taken(kind, size_bytes) as u32 * SAMPLE as u32 / drawn_bytes) as usize
+    (taken_bytes as u32 * SAMPLE as u32 / drawn_bytes) as usize
+}
+
+/// What an allocator takes for a block of `malloc` that has so much room: glibc 8 bytes more, which makes it a multiple
+/// of 16, as the room is with others.
+pub(super) fn taken_for_room(room_bytes: usize) -> usize {
+    room_bytes.next_multiple_of(16)
 }
 
 /// A random number below this one, which is a power of two.

@@ -175,9 +175,12 @@ pub(crate) fn handler_of(word: u64) -> Option<Handler> {
 /// `struct slow` of `preload.c`.
 #[repr(C)]
 pub(crate) struct Slow {
-    pub(super) allocate: unsafe extern "C" fn(*mut Thread, u32, usize, usize, u32, *mut u32) -> *mut c_void,
+    pub(super) allocate:
+        unsafe extern "C" fn(*mut Thread, u32, usize, usize, u32, *mut c_void, *mut u32) -> *mut c_void,
     pub(super) resize: unsafe extern "C" fn(*mut Thread, u32, *mut c_void, usize, *mut u32) -> *mut c_void,
-    pub(super) release: unsafe extern "C" fn(*mut Thread, u32, *mut c_void),
+    pub(super) release: unsafe extern "C" fn(*mut Thread, u32, *mut c_void) -> *mut c_void,
+    pub(super) twin: unsafe extern "C" fn(*mut c_void) -> *mut c_void,
+    pub(super) keep: unsafe extern "C" fn(*mut Thread, *mut c_void, *mut c_void, usize),
     pub(super) usable: unsafe extern "C" fn(*mut c_void) -> usize,
     pub(super) grows_for_nobody: unsafe extern "C" fn(*mut Thread) -> bool,
     pub(super) requests: &'static AtomicUsize,
@@ -190,6 +193,8 @@ pub(super) const GROWN: u32 = 2;
 pub(super) const DONE: u32 = 0;
 pub(super) const PASS: u32 = 1;
 pub(super) const REFUSED: u32 = 2;
+/// The block is the next allocator's, which has made or resized it.
+pub(super) const MADE: u32 = 3;
 
 /// CPython's `PyMemAllocatorEx`, unchanged since 3.5. Passed on as it is.
 #[repr(C)]
@@ -204,7 +209,20 @@ pub(crate) struct Library {
     pub(crate) attach_arrow: AttachArrow,
     pub(crate) hook: Hook,
     pub(crate) thread: GetThread,
+    pub(crate) twins: Twins,
 }
+
+/// What makes the blocks that would be in the places of samples: see `make_twin` in `preload.c`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Twins {
+    pub(crate) make: MakeTwin,
+    pub(crate) shrinks: Shrinks,
+}
+
+/// Gets the kind, the block that becomes it or NULL, its size, its alignment, and a place for how much room it has.
+pub(crate) type MakeTwin = unsafe extern "C" fn(u32, *mut c_void, usize, usize, *mut usize) -> *mut c_void;
+/// Whether a block of this kind that is not placed has so many bytes.
+pub(crate) type Shrinks = unsafe extern "C" fn(u32, *mut c_void, usize) -> bool;
 
 pub(crate) type Attach = unsafe extern "C" fn(usize, usize, *const Slow);
 pub(crate) type AttachArrow = unsafe extern "C" fn(GetPool);

@@ -121,13 +121,6 @@ impl Seen {
         self.chain.whole_stats()
     }
 
-    /// The lowest limit of what it is charged to beside itself; the highest number where that has none.
-    #[cfg(feature = "python")]
-    #[must_use]
-    pub(crate) fn least_limit_above(&self) -> usize {
-        self.chain.least_limit_above().unwrap_or(usize::MAX)
-    }
-
     /// [`Error::BudgetExceeded`] for blocks that were given beyond a limit, since their callers do not survive a
     /// refusal: told once, or (`again`) once more while it holds more than a limit allows.
     #[cfg(feature = "python")]

@@ -1,7 +1,7 @@
 //! How a Request ends: the selection is restored, what has escaped is settled, and its refusals are told.
 
 use super::left::{Left, Settling, running_loop};
-use super::{Phase, PyRequest, names, noted, refusal};
+use super::{Phase, PyRequest, noted, refusal};
 use crate::python::imported::Imported;
 use crate::python::scope::{deselect, not_entered};
 use crate::room::Ending;
@@ -70,23 +70,13 @@ impl PyRequest {
     fn end_by(slf: &Bound<'_, Self>, error: Option<&Bound<'_, PyAny>>, settles: bool) -> PyResult<bool> {
         let (py, this) = (slf.py(), slf.get());
         let mut phase = this.phase();
-        let (has_blocks, whole) = match &*phase {
-            Phase::Begun { begun, left: None } => {
-                let whole = if this.is_whole() { begun.whole() } else { None };
-                (begun.has_live_blocks(), whole.map(|whole| (whole.object_bytes, begun.least_limit_above())))
-            }
-            _ => return Ok(false), // it has ended already
-        };
+        let Phase::Begun { begun, left: None } = &*phase else { return Ok(false) }; // it has ended already
+        let has_blocks = begun.has_live_blocks();
         let has_to = settles && has_blocks;
         let mut settling = None;
-        if has_blocks || whole.is_some() {
+        if has_blocks && !settles {
             drop(phase); // Python code runs
-            if let Some((object_bytes, limit_bytes)) = whole {
-                names::forget_now_and_then(py, object_bytes, limit_bytes);
-            }
-            if has_blocks && !settles {
-                settling = running_loop(py).map(|it| Settling::new(slf.clone().into_any(), Self::settle_if, it));
-            }
+            settling = running_loop(py).map(|it| Settling::new(slf.clone().into_any(), Self::settle_if, it));
             phase = this.phase();
         }
         let Phase::Begun { begun, left: left @ None } = &mut *phase else { return Ok(false) };
@@ -109,7 +99,7 @@ impl PyRequest {
         };
         let cancelled = cancelling.map_or(Ok(()), |cancelling| cancelling.end(py, error));
         let refused = match error {
-            Some(error) => cancelled.and_then(|()| refusal::raise(py, error, &refusals, whole.is_some())),
+            Some(error) => cancelled.and_then(|()| refusal::raise(py, error, &refusals, this.is_whole())),
             None => cancelled,
         };
         match (noted.and(settled), refused) {

@@ -15,7 +15,6 @@ mod entering;
 mod given;
 mod left;
 mod methods;
-mod names;
 mod noted;
 mod options;
 mod refusal;

@@ -312,7 +312,7 @@ impl Decider {
         }
     }
 
-    /// Whether a block that becomes a sample had so much room before. Of malloc's only those are looked at that had not.
+    /// Whether a block that becomes a sample had so much room before. Of malloc's only others are looked at.
     #[cold]
     fn shrinks(&self, kind: Kind, twin: Twin, size_bytes: usize) -> bool {
         let Twin::Of(old) = twin else { return false };

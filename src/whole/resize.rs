@@ -80,8 +80,8 @@ pub(super) unsafe extern "C" fn twin(block: *mut c_void) -> *mut c_void {
 /// - called by `preload.c`: the thread is this one, and the block a live placed one with a twin.
 pub(super) unsafe extern "C" fn keep(thread: *mut Thread, block: *mut c_void, twin: *mut c_void, room_bytes: usize) {
     let (Some(decider), Some(block)) = (DECIDER.get(), NonNull::new(block.cast::<u8>())) else { return };
-    // SAFETY: this thread's own struct, and a live placed block with a twin (this function's contract), which is charged
-    // as its record says. A thread that forks has taken all locks: there it stays charged as it was.
+    // SAFETY: this thread's own struct, and a live placed block with a twin (this function's contract), which is
+    // charged as its record says. A thread that forks has taken all locks: there it stays charged as it was.
     unsafe {
         decider.places.set_twin(block, twin.cast());
         let old = decider.places.record(block);

@@ -1,6 +1,7 @@
 """What a request promises, in the shapes that services have: each of these was broken once, and is a test since."""
 
 import asyncio
+import contextlib
 import contextvars
 import copy
 import gc
@@ -124,6 +125,25 @@ def test_work_after_the_end_is_treated_as_was_said(after_end: str) -> None:
         assert context.run(np.ones, 2 * MiB).sum() == 2 * MiB
     del late
     assert tenant.in_use_bytes == 0
+
+
+def test_an_array_that_grows_after_the_end_stays_charged() -> None:
+    """With "detach" one byte more took it off the tenant's budget, where nothing limits it."""
+    for after_end in "charge", "refuse", "detach":
+        tenant = Budget(1_000_000)
+        with request(budget=tenant, after_end=after_end) as scope:  # type: ignore[arg-type]
+            array = np.ones(100_000, "u1")
+        grows = contextlib.nullcontext() if after_end != "refuse" else pytest.raises(MemoryError)
+        with grows:
+            array.resize(100_001, refcheck=False)
+        assert tenant.in_use_bytes == scope.stats.live_bytes == array.nbytes
+        with pytest.raises(MemoryError):
+            array.resize(1_000_001, refcheck=False)
+        assert tenant.in_use_bytes == array.nbytes
+        array.resize(50_000, refcheck=False)
+        assert tenant.in_use_bytes == 50_000
+        del array
+        assert tenant.in_use_bytes == 0
 
 
 def test_after_end_is_one_of_three_words() -> None:

@@ -248,19 +248,12 @@ impl Program<'_> {
         }
         let which = self.random.below(self.blocks.len());
         let size = self.random.size();
-        let Block { mut buffer, request, mut counted } = self.blocks.swap_remove(which);
+        let Block { mut buffer, request, counted } = self.blocks.swap_remove(which);
         let old = buffer.len();
         let real = self.requests.iter().find(|real| real.number == request).unwrap();
         let there = self.hands.near(&mut self.random, real.home);
         let (done, buffer) = self.hands.run(there, move || (buffer.resize(size), buffer));
-        let detaches = real.after_end == AfterEnd::Detach
-            && self.model.accounts[request].ended
-            && !self.model.is_inside_of_an_open_one(request);
-        if counted && detaches && size > old {
-            done.unwrap();
-            self.model.give_back(request, old, 1);
-            counted = false;
-        } else if counted {
+        if counted {
             let has_overdraft = self.model.accounts[request].overdraft > Some(0);
             let is_late = real.after_end == AfterEnd::Refuse && self.model.accounts[request].ended;
             let refuses = is_late && size > old && !(size <= 1024 && has_overdraft);

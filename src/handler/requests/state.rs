@@ -14,7 +14,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// What becomes of memory that is asked for under a request's handler after the request has ended: by a task that goes
-/// on, a stream, a callback. What was made before is never touched.
+/// on, a stream, a callback. What was made before stays charged. What it grows by is charged and limited as before, or
+/// refused (`Refuse`).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AfterEnd {
@@ -386,22 +387,10 @@ impl State {
         let growth = new_size_bytes.saturating_sub(old_size_bytes);
         // What is given back is never refused.
         if growth > 0 {
-            let reserved = match self.terms(new_size_bytes) {
-                Ok(Counting::None) => {
-                    // As a new one would be: from here on it is not counted.
-                    // SAFETY: the caller passes a live block of this request.
-                    let moved = unsafe { self.memory.resize(block, new_size_bytes, false) }?;
-                    match self.memory.noted() {
-                        None => self.chain.give_back(old_size_bytes, 1),
-                        Some(noted) => {
-                            let number = noted.lift(block.addr().get());
-                            noted.clone().freed(number, || self.chain.give_back(old_size_bytes, 1));
-                        }
-                    }
-                    return Some(moved);
-                }
-                terms => terms.and_then(|terms| self.chain.reserve(growth, new_size_bytes, terms == Counting::Late)),
-            };
+            // What was made before the end stays charged, also to a request that is detached from what comes after.
+            let is_late = |terms| terms == Counting::Late;
+            let terms = self.terms(new_size_bytes).map(is_late);
+            let reserved = terms.and_then(|is_late| self.chain.reserve(growth, new_size_bytes, is_late));
             if let Err(refused) = reserved {
                 self.remember(refused);
                 return None;

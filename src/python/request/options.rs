@@ -23,7 +23,8 @@ use pyo3::prelude::*;
 /// ``after_end``: what happens to arrays that are made under it after its end, by tasks that continue: ``"charge"``
 /// counts and limits them as before, ``"refuse"`` raises MemoryError, ``"detach"`` neither counts nor limits them,
 /// unless the request is inside of one that is open: then they are charged and limited as before. Arrays that were made
-/// before stay charged, also when they grow; so does what is no array of a ``whole`` request.
+/// before stay charged, also when they grow (which ``"refuse"`` refuses); so does what is no array of a ``whole``
+/// request.
 ///
 /// Arrays of up to 1 KiB may exceed each limit by up to 64 KiB in all, those of up to 32 bytes by 1 MiB
 /// (``stats.overdraft_bytes`` tells how far they do), because NumPy crashes if some of its scalars are refused. The

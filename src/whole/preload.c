@@ -245,13 +245,19 @@ struct allocator {
 
 static struct allocator original[KINDS];
 
+/* Of an aligned block that is decided about: how much more its alignment makes of it than was asked for. The next
+ * allocator is asked for just what others ask for: mimalloc 2.0 has places for some sizes that are not aligned. */
+static __thread size_t rest_of_aligned __attribute__((tls_model("initial-exec")));
+
 /* A sample has a twin: the block that the next allocator, or Python's own, would have in its place. Nobody uses it, but
  * it is resized and freed with the sample. So a sample has room where others have room, lies as others do within
  * 32 KiB, which caches by address ask for (src/whole/samples.rs), and leaves to others the places that they had
  * without it. Of `old`, if there is one, which may move. */
 static void *make_twin(uint32_t kind, void *old, size_t size, size_t align, size_t *room) {
     if (kind == NATIVE) {
-        void *twin = old ? next.realloc(old, size) : align > 16 ? next.memalign(align, size) : next.malloc(size);
+        void *twin = old ? next.realloc(old, size)
+                   : align > 16 ? next.memalign(align, size - rest_of_aligned)
+                                : next.malloc(size);
         *room = twin ? next.usable(twin) : 0;
         return twin;
     }
@@ -313,12 +319,16 @@ EXPORT void free(void *block) {
     else next.free(block);
 }
 
+/* Whether the next allocator has a block of no bytes where one is resized to none: mimalloc has, glibc frees it. */
+static bool resizes_to_nothing;
+
 /* PASS: its request has ended, and the caller is to make a new one, for `replace_placed`. */
 static void *resize_placed(int kind, void *block, size_t size, uint32_t *outcome) {
     *outcome = DONE;
     if (size == 0) {
-        free_placed(kind, block);
-        return NULL;
+        void *nothing = resizes_to_nothing ? next.malloc(0) : NULL;
+        if (nothing || !resizes_to_nothing) free_placed(kind, block);
+        return nothing;
     }
     int saved = errno;
     void *moved = __atomic_load_n(&slow, __ATOMIC_ACQUIRE)->resize(&self, kind, block, size, outcome);
@@ -378,8 +388,8 @@ EXPORT void *realloc(void *old, size_t size) {
     int kind = kind_of_placed(old);
     if (kind != KINDS) {
         uint32_t outcome;
-        void *twin = size ? twin_of(old) : NULL;
-        if (twin && kind == NATIVE) return resize_sample(old, twin, size);
+        void *twin = size && kind == NATIVE ? twin_of(old) : NULL;
+        if (twin) return resize_sample(old, twin, size);
         void *moved = resize_placed(kind, old, size, &outcome);
         if (outcome != PASS) return moved;
         moved = replace_placed(kind, old, malloc(size), size);
@@ -427,21 +437,24 @@ EXPORT void *memalign(size_t align, size_t size) {
     size_t rest = rounds_to_alignment && size < exact ? -size & (align - 1) : 0;
     if (LIKELY(!is_due(size + rest))) return next.memalign(align, size);
     uint32_t outcome;
+    rest_of_aligned = rest;
     void *block = decide(NATIVE, size + rest, align, 0, NULL, &outcome);
+    rest_of_aligned = 0;
     return outcome == PASS ? next.memalign(align, size) : block;
 }
 
+/* Asked for nothing, jemalloc's `memalign` does not align, and its other two do. */
 EXPORT int posix_memalign(void **place, size_t align, size_t size) {
     if (align < sizeof(void *) || (align & (align - 1))) return EINVAL;
     int saved = errno;
-    void *block = memalign(align, size);
+    void *block = memalign(align, size ? size : 1);
     errno = saved;
     if (!block) return ENOMEM;
     *place = block;
     return 0;
 }
 
-EXPORT void *aligned_alloc(size_t align, size_t size) { return memalign(align, size); }
+EXPORT void *aligned_alloc(size_t align, size_t size) { return memalign(align, size ? size : 1); }
 
 static size_t page(void) {
     extern int getpagesize(void);
@@ -628,6 +641,9 @@ EXPORT void ctxalloc_whole_attach(uintptr_t first, size_t exact, const struct sl
     void *aligned = next.memalign(page(), 1);
     rounds_to_alignment = aligned && next.usable(aligned) >= page() / 2;
     next.free(aligned);
+    void *nothing = next.realloc(next.malloc(1), 0);
+    resizes_to_nothing = nothing != NULL;
+    next.free(nothing);
     __atomic_store_n(&base, first, __ATOMIC_RELAXED);
     __atomic_store_n(&end, first + ((uintptr_t)KINDS << RANGE_BITS), __ATOMIC_RELAXED);
     __atomic_store_n(&slow, decider, __ATOMIC_RELEASE);

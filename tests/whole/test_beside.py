@@ -267,6 +267,41 @@ def test_no_block_that_shrinks_is_refused_or_passes_a_limit(name, tmp_path):
     )
 
 
+@pytest.mark.parametrize("name", ["", *PRELOADED])
+def test_what_the_allocator_behind_promises_holds_for_samples(name):
+    """mimalloc aligns 96 bytes to 256 and not 256, and has a block of nothing; jemalloc aligns one of nothing, too."""
+    check(
+        LIBC
+        + """
+    libc.aligned_alloc.restype, libc.aligned_alloc.argtypes = ctypes.c_void_p, libc.memalign.argtypes
+    def outcomes(how):
+        found = set()
+        for n in range(20_000):
+            found.add(how())
+        return found
+
+    def aligned(align, size):
+        block = libc.aligned_alloc(align, size)
+        libc.free(block)
+        return block % align
+
+    def nothing(size):
+        block = libc.realloc(libc.malloc(size), 0)
+        libc.free(block)
+        return block is not None
+
+    calls = [(aligned, 256, 96), (aligned, 512, 96), (aligned, 64, 96), (aligned, 512, 0), (nothing, 100)]
+    calls += [(nothing, 3000)]
+    for call, *arguments in calls:
+        without = outcomes(lambda: call(*arguments))
+        with ctxalloc.request(whole=True):
+            assert outcomes(lambda: call(*arguments)) == without, (call, arguments, without)
+        assert call is nothing or without == {0}
+    """,
+        preload=preload_before(name),
+    )
+
+
 @needs_compiler
 def test_a_library_of_another_version_is_an_error(tmp_path):
     other = compiled(tmp_path, "libctxalloc_whole-0", "unsigned ctxalloc_whole_version(void) { return 1; }")

@@ -1,7 +1,7 @@
 //! Compiles the C files of `src/whole` where the feature `whole` is on and the system has what it takes
 //! (`cfg(ctxalloc_whole)`). The module of the package contains the library, and writes it to a file when somebody asks for it.
 
-const SOURCES: [&str; 3] = ["src/whole/preload.c", "src/whole/first.c", "src/whole/arrow.c"];
+const SOURCES: [&str; 4] = ["src/whole/preload.c", "src/whole/first.c", "src/whole/arrow.c", "src/whole/mappings.c"];
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

@@ -6,7 +6,7 @@ use super::symbol::symbol;
 use super::uncollected::{VarReset, VarSet};
 use crate::sync::Made;
 use crate::unattributed::unattributed;
-use crate::whole::{Attach, AttachArrow, GetThread, Hook, Library, MakeTwin, Shrinks, Thread, Twins};
+use crate::whole::{Attach, AttachArrow, AttachMappings, GetThread, Hook, Library, MakeTwin, Shrinks, Thread, Twins};
 use pyo3::ffi::PyObject;
 use std::ffi::{CStr, c_int, c_void};
 use std::mem::transmute;
@@ -62,6 +62,8 @@ fn find() -> Option<Preloaded> {
                 attach_arrow: transmute::<*mut c_void, AttachArrow>(find(c"ctxalloc_whole_attach_arrow")?),
                 hook: transmute::<*mut c_void, Hook>(find(c"ctxalloc_whole_hook")?),
                 thread: transmute::<*mut c_void, GetThread>(find(c"ctxalloc_whole_thread")?),
+                attach_mappings: transmute::<*mut c_void, AttachMappings>(find(c"ctxalloc_whole_attach_mappings")?),
+                next: transmute::<*mut c_void, unsafe extern "C" fn() -> *const c_void>(find(c"ctxalloc_whole_next")?),
                 twins: Twins {
                     make: transmute::<*mut c_void, MakeTwin>(find(c"ctxalloc_whole_twin")?),
                     shrinks: transmute::<*mut c_void, Shrinks>(find(c"ctxalloc_whole_shrinks")?),

@@ -10,16 +10,18 @@ use super::overdraft;
 use super::preloaded::{Found, look_at_selections, preloaded};
 use super::profile::placed;
 use super::selected::{self, is_attached, selected, selected_for_object};
+use super::symbol::symbol;
 use super::uncaught::{self, with_uncaught};
 use crate::sync::Made;
 use crate::unattributed::nobodys_bytes;
 use crate::whole::{Allocator, Binding, Kind, Library, Profile};
-use crate::whole::{attach, by_group, file_of};
+use crate::whole::{attach, attach_mappings, by_group, file_of};
 use pyo3::exceptions::{PyAttributeError, PyImportError, PyRuntimeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
+use std::mem::transmute;
 use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -195,6 +197,12 @@ fn begin(py: Python<'_>) -> Result<(), Why> {
     if environment(py, "PYTHONMALLOC")?.starts_with("mimalloc") {
         return Err("PYTHONMALLOC=mimalloc takes Python's objects from an allocator of its own: leave it out".into());
     }
+    let counts_mappings = match environment(py, "CTXALLOC_WHOLE_MMAP")?.as_str() {
+        "" | "0" => false,
+        "1" => true,
+        other => return Err(format!("the environment says CTXALLOC_WHOLE_MMAP={other:?}; give 1, or remove it").into()),
+    };
+    let arenas = counts_mappings.then(arenas).transpose()?;
     let remembers = selected::prepare(py)??;
     let domains = Domains::found(py)?;
     let makers = domains.as_ref().map_or([null_mut(); 6], Domains::makers);
@@ -230,6 +238,9 @@ fn begin(py: Python<'_>) -> Result<(), Why> {
     let get = domain_function(GET)?;
     let before = makers_of_objects(get);
     attach(&preloaded.library, binding)?;
+    if let Some(arenas) = arenas {
+        attach_mappings(&preloaded.library, arenas);
+    }
     if let Some(domains) = domains {
         domains.hook(py, &preloaded.library);
     }
@@ -237,6 +248,23 @@ fn begin(py: Python<'_>) -> Result<(), Why> {
     look_at_selections(selected::look_anew);
     IS_COUNTING.store(true, Ordering::Release);
     Ok(())
+}
+
+/// CPython's `PyObjectArenaAllocator`.
+#[repr(C)]
+struct Arenas {
+    ctx: *mut c_void,
+    alloc: *const c_void,
+    free: *const c_void,
+}
+
+/// The function that maps memory for Python's allocator of small objects.
+fn arenas() -> Result<*const c_void, Why> {
+    let get = symbol(c"PyObject_GetArenaAllocator").ok_or("this Python has no PyObject_GetArenaAllocator")?;
+    let mut own = Arenas { ctx: null_mut(), alloc: null(), free: null() };
+    // SAFETY: `void PyObject_GetArenaAllocator(PyObjectArenaAllocator *)`, with a place for the answer, and the GIL.
+    unsafe { transmute::<*mut c_void, unsafe extern "C" fn(*mut Arenas)>(get)(&raw mut own) };
+    Ok(own.alloc)
 }
 
 /// Who makes Python's objects: Python itself or we, unless a tool stands before us.

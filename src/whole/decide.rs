@@ -372,7 +372,7 @@ impl Decider {
     /// A limit has no room for the block: it is charged beyond that, or is nobody's, or (the error) this is the answer.
     #[cold]
     #[inline(never)]
-    fn charge_beyond(
+    pub(super) fn charge_beyond(
         &self,
         thread: &mut Thread,
         handler: Handler,

@@ -19,6 +19,7 @@ mod binding;
 mod decide;
 mod decider;
 mod functions;
+mod mappings;
 mod nobodys;
 mod owed;
 mod place;
@@ -34,6 +35,7 @@ pub(crate) use binding::{Binding, Profile, Runs};
 pub(crate) use decider::profile;
 pub(crate) use nobodys::by_group;
 pub(crate) use python::{Python, extent, file_of};
+pub(crate) use shared::AttachMappings;
 pub(crate) use shared::{
     Allocator, Attach, AttachArrow, GetThread, Hook, Kind, Library, MakeTwin, Shrinks, Thread, Twins,
 };
@@ -46,6 +48,7 @@ use crate::unattributed;
 use place::Places;
 use range::Range;
 use shared::Slow;
+use std::ffi::c_void;
 
 static SLOW: Slow = Slow {
     allocate: decide::allocate,
@@ -77,4 +80,12 @@ pub(crate) fn attach(library: &Library, binding: Binding) -> Result<(), String> 
     unsafe { (library.attach)(first, decide::EXACT_FROM, &raw const SLOW) };
     arrow::attach(library);
     Ok(())
+}
+
+/// Begins to charge anonymous mappings of libraries, too, for ever. Called once, after [`attach`]. `arenas`: the function
+/// that maps for Python's small objects.
+pub(crate) fn attach_mappings(library: &Library, arenas: *const c_void) {
+    // SAFETY: a function of the preloaded library.
+    let next = unsafe { (library.next)() };
+    mappings::begin(library.attach_mappings, next, arenas);
 }

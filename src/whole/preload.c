@@ -624,6 +624,9 @@ EXPORT bool ctxalloc_whole_shrinks(uint32_t kind, void *old, size_t size) { retu
 
 EXPORT uint32_t ctxalloc_whole_version(void) { return VERSION; }
 
+/* A function of the next allocator. */
+EXPORT const void *ctxalloc_whole_next(void) { return (const void *)next.malloc; }
+
 /* This thread's. */
 EXPORT struct thread *ctxalloc_whole_thread(void) { return &self; }
 

@@ -209,6 +209,9 @@ pub(crate) struct Library {
     pub(crate) attach_arrow: AttachArrow,
     pub(crate) hook: Hook,
     pub(crate) thread: GetThread,
+    pub(crate) attach_mappings: AttachMappings,
+    /// A function of the next allocator.
+    pub(crate) next: unsafe extern "C" fn() -> *const c_void,
     pub(crate) twins: Twins,
 }
 
@@ -224,6 +227,16 @@ pub(crate) type MakeTwin = unsafe extern "C" fn(u32, *mut c_void, usize, usize, 
 /// Whether a block of this kind that is not placed has so many bytes.
 pub(crate) type Shrinks = unsafe extern "C" fn(u32, *mut c_void, usize) -> bool;
 
+/// `struct mappings` of `mappings.c`.
+#[repr(C)]
+pub(crate) struct Mappings {
+    pub(super) mapped: unsafe extern "C" fn(*mut Thread, usize, usize, *const c_void),
+    pub(super) unmapped: unsafe extern "C" fn(*mut Thread, usize, usize),
+    pub(super) lift: unsafe extern "C" fn(*mut Thread, usize, usize) -> usize,
+    pub(super) settle: unsafe extern "C" fn(*mut Thread, usize, usize, usize, usize),
+}
+
+pub(crate) type AttachMappings = unsafe extern "C" fn(*const Mappings);
 pub(crate) type Attach = unsafe extern "C" fn(usize, usize, *const Slow);
 pub(crate) type AttachArrow = unsafe extern "C" fn(GetPool);
 /// Gets an original `arrow::default_memory_pool` and its caller; NULL is for what that returns.

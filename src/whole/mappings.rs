@@ -23,8 +23,8 @@ static ALL: Made<All> = Made::new();
 
 struct All {
     table: Arc<State>,
-    /// The libraries whose mappings are not looked at, by where they begin: this one, whose arrays and placed blocks are
-    /// charged, and the next allocator's.
+    /// The libraries whose mappings are not looked at, by where they begin: this one, whose arrays and placed blocks
+    /// are charged, and the next allocator's.
     files: [usize; 2],
     /// Python's function that maps for its small objects, which are samples.
     arenas: usize,

@@ -82,8 +82,8 @@ pub(crate) fn attach(library: &Library, binding: Binding) -> Result<(), String> 
     Ok(())
 }
 
-/// Begins to charge anonymous mappings of libraries, too, for ever. Called once, after [`attach`]. `arenas`: the function
-/// that maps for Python's small objects.
+/// Begins to charge anonymous mappings of libraries, too, for ever. Called once, after [`attach`]. `arenas`: the
+/// function that maps for Python's small objects.
 pub(crate) fn attach_mappings(library: &Library, arenas: *const c_void) {
     // SAFETY: a function of the preloaded library.
     let next = unsafe { (library.next)() };

@@ -205,7 +205,8 @@ impl Samples {
     /// Room for so many bytes behind so many others, at an address that agrees with the twin's. Both are multiples of
     /// 16. What is in it is anything.
     pub(super) fn allocate(&self, twin: NonZeroUsize, before: usize, room_bytes: usize) -> Option<NonNull<u8>> {
-        debug_assert!(twin.get() % GRAIN == 0 && before % GRAIN == 0 && before < WINDOW && room_bytes < WINDOW);
+        debug_assert!(twin.get().is_multiple_of(GRAIN) && before.is_multiple_of(GRAIN));
+        debug_assert!(before < WINDOW && room_bytes < WINDOW);
         loop {
             // SAFETY: the lock is held.
             let place = |area: &mut Area| unsafe { area.place(twin.get(), before, before + room_bytes) };

@@ -13,7 +13,8 @@ from ctxalloc import _native
 needs_library = pytest.mark.skipif(_native._whole_library() is None, reason="Linux with glibc, and the feature `whole`")
 
 START = """
-import asyncio, collections, contextlib, contextvars, ctypes, gc, io, json, os, pickle, random, re, sqlite3, sys, threading, time, zlib
+import asyncio, collections, contextlib, contextvars, ctypes, gc, io, json, os, pickle, random, re, sqlite3, sys
+import threading, time, zlib
 import numpy, ctxalloc
 from ctxalloc import MiB, KiB
 libc, without_gil = ctypes.PyDLL(None), ctypes.CDLL(None)  # a call of the second lets go of the GIL

@@ -274,7 +274,7 @@ def test_no_block_that_shrinks_is_refused_or_passes_a_limit(name, tmp_path):
 
 @pytest.mark.parametrize("name", ["", *PRELOADED])
 def test_what_the_allocator_behind_promises_holds_for_samples(name):
-    """mimalloc aligns 96 bytes to 256 and not 256, and has a block of nothing; jemalloc aligns one of nothing, too."""
+    """Mimalloc aligns 96 bytes to 256 and not 256, and has a block of nothing; jemalloc aligns one of nothing, too."""
     check(
         LIBC
         + """

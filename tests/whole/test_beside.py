@@ -117,7 +117,7 @@ def test_an_allocator_that_people_preload_serves_other_blocks_or_is_told(name):
 
 
 @pytest.mark.parametrize("name", PRELOADED)
-def test_mappings_of_the_allocator_behind_it_are_not_charged_beside_its_blocks(name):
+def test_mappings_of_the_allocator_behind_it_are_not_charged(name):
     check(COUNTS, preload=preload_before(name), CTXALLOC_WHOLE_MMAP="1")
 
 

@@ -15,9 +15,10 @@ use crate::source::pages::page_bytes;
 use crate::strategy::account::{Force, Weight};
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, Made, held_across_fork};
 use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::Arc;
 
-static OURS: Mappings = Mappings { mapped, unmapped, lift, settle };
+static OURS: Mappings = Mappings { mapped, lift, settle };
 
 static ALL: Made<All> = Made::new();
 
@@ -52,6 +53,7 @@ pub(super) fn begin(attach: AttachMappings, next: *const c_void, arenas: *const 
 
 /// A charge, and in how many pieces its mapping is left.
 struct Owner {
+    /// 0: nobody. Who lets it grow pays for the growth.
     payer: usize,
     bytes: usize,
     pieces: usize,
@@ -78,11 +80,15 @@ struct Table {
     pieces: Vec<Piece>,
     /// By the numbers that pieces have.
     owners: Vec<Option<Owner>>,
+    /// Pieces that the system is asked to change now, with the number that whoever asks has for them.
+    lifted: Vec<(usize, Piece)>,
+    /// The last of these numbers.
+    number: usize,
 }
 
 impl Table {
     /// False: there is no memory for it.
-    fn add(&mut self, payer: Payer, start: usize, end: usize) -> bool {
+    fn add(&mut self, payer: usize, start: usize, end: usize) -> bool {
         let free = self.owners.iter().position(Option::is_none);
         if self.pieces.try_reserve(1).is_err() || free.is_none() && self.owners.try_reserve(1).is_err() {
             return false;
@@ -91,7 +97,7 @@ impl Table {
             self.owners.push(None);
             self.owners.len() - 1
         });
-        self.owners[owner] = Some(Owner { payer: payer.address(), bytes: end - start, pieces: 1 });
+        self.owners[owner] = Some(Owner { payer, bytes: end - start, pieces: 1 });
         self.insert(Piece { start, end, owner });
         true
     }
@@ -130,10 +136,15 @@ impl Table {
 
     /// A piece that was cut is no more.
     fn forget(&mut self, cut: Piece) -> Change {
+        self.forget_but(cut, 0)
+    }
+
+    /// The same, but for so many bytes, which are a piece.
+    fn forget_but(&mut self, cut: Piece, kept_bytes: usize) -> Change {
         let owner = self.owner(cut.owner);
         let (payer, before) = (owner.payer, owner.bytes);
-        owner.bytes -= cut.end - cut.start;
-        owner.pieces -= 1;
+        owner.bytes = before - (cut.end - cut.start) + kept_bytes;
+        owner.pieces -= usize::from(kept_bytes == 0);
         let after = (owner.pieces > 0).then_some(owner.bytes);
         if after.is_none() {
             self.owners[cut.owner] = None;
@@ -141,16 +152,30 @@ impl Table {
         Change { payer, before, after }
     }
 
-    /// A piece that was cut, of so many bytes, is here now. `None`: there is no memory for it, and it is forgotten.
-    fn put(&mut self, owner: usize, old_bytes: usize, start: usize, end: usize) -> Change {
-        if self.pieces.try_reserve(1).is_err() {
-            return self.forget(Piece { start, end: start + old_bytes, owner });
+    /// Lifts the first piece with some of these addresses. The error: there is no memory to note it, and it is no more.
+    fn lift(&mut self, number: usize, start: usize, end: usize) -> Option<Result<(), Change>> {
+        let cut = self.cut(start, end)?;
+        Some(match self.lifted.try_reserve(1) {
+            Ok(()) => {
+                self.lifted.push((number, cut));
+                Ok(())
+            }
+            Err(_) => Err(self.forget(cut)),
+        })
+    }
+
+    /// Puts one of those that were lifted with this number where it is now. `kept`: the addresses whose memory is at
+    /// `to`.
+    fn settle(&mut self, number: usize, kept: &Range<usize>, to: usize) -> Option<Change> {
+        let at = self.lifted.iter().position(|&(its, _)| its == number)?;
+        let (_, piece) = self.lifted.swap_remove(at);
+        let (start, end) = (piece.start.max(kept.start), piece.end.min(kept.end));
+        if start >= end || self.pieces.try_reserve(1).is_err() {
+            return Some(self.forget(piece));
         }
-        self.insert(Piece { start, end, owner });
-        let owner = self.owner(owner);
-        let before = owner.bytes;
-        owner.bytes = before - old_bytes + (end - start);
-        Change { payer: owner.payer, before, after: Some(owner.bytes) }
+        let moved = |address: usize| address - kept.start + to;
+        self.insert(Piece { start: moved(start), end: moved(end), owner: piece.owner });
+        Some(self.forget_but(piece, end - start))
     }
 }
 
@@ -164,17 +189,15 @@ fn in_pages(size_bytes: usize) -> usize {
 
 impl Decider {
     /// Does what the table said, without its lock: the end of a payer may do anything.
-    fn change(&self, thread: &mut Thread, Change { payer, before, after }: Change) {
+    fn change(Change { payer, before, after }: Change) {
         // SAFETY: the table had it from a payer whose charge for this mapping is not over.
         let Some(payer) = (unsafe { Payer::from_address(payer) }) else { return };
-        // SAFETY: the mapping is charged with `before`, and the table has noted what comes after.
+        // SAFETY: the mapping is charged with `before`, and the table has noted what comes after, which is less.
         unsafe {
             match after.map(weight) {
                 None => payer.release(weight(before)),
-                Some(after) if payer.reweigh(weight(before), after, None) => {}
                 Some(after) => {
-                    payer.reweigh(weight(before), after, Some(Force::Grant));
-                    self.overdrawn(thread, payer, false);
+                    payer.reweigh(weight(before), after, Some(Force::Undo));
                 }
             }
         }
@@ -192,7 +215,13 @@ impl Decider {
 
 /// # Safety
 /// - called by `mappings.c`: the thread is this one.
-unsafe extern "C" fn mapped(thread: *mut Thread, start: usize, size_bytes: usize, caller: *const c_void) {
+unsafe extern "C" fn mapped(
+    thread: *mut Thread,
+    start: usize,
+    old_bytes: usize,
+    size_bytes: usize,
+    caller: *const c_void,
+) {
     // SAFETY: this thread's own struct, which nobody else has; the functions below pass it on and do not keep it.
     let thread = unsafe { &mut *thread };
     let (Some(all), Some(decider)) = (ALL.get(), DECIDER.get()) else { return };
@@ -200,40 +229,22 @@ unsafe extern "C" fn mapped(thread: *mut Thread, start: usize, size_bytes: usize
         return;
     }
     let handler = selected(thread);
-    let (thread, bytes) = (busy(thread), in_pages(size_bytes));
+    let thread = busy(thread);
+    let (start, end) = (start + in_pages(old_bytes), start + in_pages(size_bytes));
+    let Some(bytes) = end.checked_sub(start).filter(|&bytes| bytes > 0) else { return };
     // What a function that we call has unmapped is nobody's business, and may be noted still.
-    while let Some(change) = all.table.0.with(|table| table.cut(start, start + bytes).map(|cut| table.forget(cut))) {
-        decider.change(thread.0, change);
+    while let Some(change) = all.table.0.with(|table| table.cut(start, end).map(|cut| table.forget(cut))) {
+        Decider::change(change);
     }
     let charged = handler.map_or(Charged::Nobody, |handler| decider.charge_mapping(thread.0, handler, bytes));
-    if let Charged::To(payer) = charged {
-        if all.table.0.with(|table| table.add(payer, start, start + bytes)) {
-            return;
-        }
+    let payer = if let Charged::To(payer) = charged { Some(payer) } else { None };
+    if payer.is_none() {
+        nobodys::add(thread.0, bytes, decider.binding.python.as_ref());
+    }
+    let is_noted = all.table.0.with(|table| table.add(payer.map_or(0, Payer::address), start, end));
+    if let Some(payer) = payer.filter(|_| !is_noted) {
         // SAFETY: charged above, for this mapping.
         unsafe { payer.release(weight(bytes)) };
-    }
-    nobodys::add(thread.0, bytes, decider.binding.python.as_ref());
-}
-
-/// What of a thread's mappings may be in the table, if it is not at work itself.
-fn of_others(thread: &mut Thread) -> Option<(&'static All, &'static Decider)> {
-    if thread.is_busy() || thread.is_forking() {
-        return None;
-    }
-    Some((ALL.get()?, DECIDER.get()?))
-}
-
-/// # Safety
-/// - called by `mappings.c`: the thread is this one.
-unsafe extern "C" fn unmapped(thread: *mut Thread, start: usize, size_bytes: usize) {
-    // SAFETY: this thread's own struct, which nobody else has; the functions below pass it on and do not keep it.
-    let thread = unsafe { &mut *thread };
-    let Some((all, decider)) = of_others(thread) else { return };
-    let thread = busy(thread);
-    let end = start.saturating_add(in_pages(size_bytes));
-    while let Some(change) = all.table.0.with(|table| table.cut(start, end).map(|cut| table.forget(cut))) {
-        decider.change(thread.0, change);
     }
 }
 
@@ -242,85 +253,89 @@ unsafe extern "C" fn unmapped(thread: *mut Thread, start: usize, size_bytes: usi
 unsafe extern "C" fn lift(thread: *mut Thread, start: usize, size_bytes: usize) -> usize {
     // SAFETY: this thread's own struct, which nobody else has; the functions below pass it on and do not keep it.
     let thread = unsafe { &mut *thread };
-    let Some((all, _)) = of_others(thread) else { return 0 };
+    let Some(all) = ALL.get().filter(|_| !thread.is_busy() && !thread.is_forking()) else { return 0 };
     let _busy = busy(thread);
     let end = start.saturating_add(in_pages(size_bytes));
-    all.table.0.with(|table| {
-        // The system moves what is one mapping: more than one piece would be of several, and stay as they are.
-        let is_one =
-            table.first_in(start, end).is_some_and(|at| table.pieces[at].start <= start && table.pieces[at].end >= end);
-        if is_one { table.cut(start, end).map_or(0, |cut| cut.owner + 1) } else { 0 }
-    })
+    let number = all.table.0.with(|table| {
+        table.number += 1;
+        table.number
+    });
+    let mut lifted = 0;
+    while let Some(done) = all.table.0.with(|table| table.lift(number, start, end)) {
+        match done {
+            Ok(()) => lifted = number,
+            Err(change) => Decider::change(change),
+        }
+    }
+    lifted
 }
 
 /// # Safety
-/// - called by `mappings.c`: the thread is this one, and `lifted` is what `lift` returned for `old_bytes`.
-unsafe extern "C" fn settle(thread: *mut Thread, lifted: usize, start: usize, size_bytes: usize, old_bytes: usize) {
+/// - called by `mappings.c`: the thread is this one, and `lift` has returned `lifted` to it.
+unsafe extern "C" fn settle(thread: *mut Thread, lifted: usize, from: usize, to: usize, kept_bytes: usize) {
     // SAFETY: this thread's own struct, which nobody else has; the functions below pass it on and do not keep it.
     let thread = unsafe { &mut *thread };
-    let (Some(all), Some(decider)) = (ALL.get(), DECIDER.get()) else { return };
-    let thread = busy(thread);
-    let put = |table: &mut Table| table.put(lifted - 1, in_pages(old_bytes), start, start + in_pages(size_bytes));
-    let change = all.table.0.with(put);
-    decider.change(thread.0, change);
+    let Some(all) = ALL.get() else { return };
+    let _busy = busy(thread);
+    let kept = from..from.saturating_add(in_pages(kept_bytes));
+    while let Some(change) = all.table.0.with(|table| table.settle(lifted, &kept, to)) {
+        Decider::change(change);
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{Change, Payer, Table};
+    use super::{Change, Table};
     use crate::random::Random;
 
-    fn payer(number: usize) -> Payer {
-        // SAFETY: no block is charged to it, and nobody asks it anything.
-        unsafe { Payer::from_address(number * 16) }.expect("not 0")
-    }
-
-    /// Mapped, unmapped in parts, and moved at random, beside a model that has an owner for each page.
+    /// Mapped, unmapped in parts, and moved at random, also over several mappings, or in vain; beside a model that has
+    /// an owner for each page.
     #[test]
     fn each_owner_is_charged_the_pages_that_are_left_of_it() {
-        const PAGES: usize = 200;
+        const PAGES: usize = 400;
         let (mut table, mut random) = (Table::default(), Random::new(1));
         let (mut pages, mut charged) = ([0; PAGES], vec![0_usize]);
-        let changed = |charged: &mut Vec<usize>, change: Change| {
-            let number = change.payer / 16;
-            assert_eq!(charged[number], change.before);
-            charged[number] = change.after.unwrap_or(0);
+        let changed = |charged: &mut Vec<usize>, Change { payer, before, after }| {
+            assert_eq!(charged[payer], before);
+            charged[payer] = after.unwrap_or(0);
         };
-        for step in 0..20_000 {
-            let start = random.below(PAGES - 40);
-            let (end, what) = (start + 1 + random.below(20), random.below(3));
-            if what > 0 {
-                while let Some(cut) = table.cut(start, end) {
-                    let change = table.forget(cut);
+        for step in 1..20_000 {
+            let start = random.below(PAGES / 2 - 40);
+            let (size, what) = (1 + random.below(30), random.below(4));
+            let lifts = |table: &mut Table| while table.lift(step, start, start + size).is_some() {};
+            // Nothing is left, or a part of it at a place that nobody has, or all where it was.
+            let (kept, to) = match what {
+                0 => (random.below(size + 1), PAGES / 2 + random.below(PAGES / 2 - 30)),
+                1 => (size, start),
+                _ => (0, start),
+            };
+            if what == 0 && pages[to..to + kept].iter().any(|&page| page > 0) {
+                let clear = |table: &mut Table| table.cut(to, to + kept).map(|cut| table.forget(cut));
+                while let Some(change) = clear(&mut table) {
                     changed(&mut charged, change);
                 }
-                pages[start..end].fill(0);
+                pages[to..to + kept].fill(0);
             }
-            if what == 1 {
-                charged.push(end - start);
-                assert!(table.add(payer(charged.len() - 1), start, end));
-                pages[start..end].fill(charged.len() - 1);
-            }
-            if what == 0
-                && let Some(cut) = table.cut(start, end)
-            {
-                // To a place that nobody has, of another size; or back, where there is none.
-                let to = (0..PAGES - 1).find(|&at| pages[at..at + 2] == [0, 0]);
-                let owner = pages[cut.start];
-                let old = cut.end - cut.start;
-                let (first, last) = to.map_or((cut.start, cut.end), |to| (to, to + 2));
-                pages[cut.start..cut.end].fill(0);
-                let change = table.put(cut.owner, old, first, last);
+            lifts(&mut table);
+            let before = pages[start..start + size].to_vec();
+            pages[start..start + size].fill(0);
+            pages[to..to + kept].copy_from_slice(&before[..kept]);
+            while let Some(change) = table.settle(step, &(start..start + kept), to) {
                 changed(&mut charged, change);
-                pages[first..last].fill(owner);
+            }
+            if what == 3 {
+                charged.push(size);
+                assert!(table.add(charged.len() - 1, start, start + size));
+                pages[start..start + size].fill(charged.len() - 1);
             }
             if step % 10 == 0 {
-                for (number, &bytes) in charged.iter().enumerate().skip(1) {
-                    assert_eq!(pages.iter().filter(|&&page| page == number).count(), bytes, "step {step}");
-                }
+                let mut found = vec![0; charged.len()];
+                pages.iter().filter(|&&page| page > 0).for_each(|&page| found[page] += 1);
+                assert_eq!(found, charged, "step {step}");
             }
         }
         let live = charged.iter().filter(|&&bytes| bytes > 0).count();
         assert_eq!(table.owners.iter().flatten().count(), live, "an owner without pieces is none");
+        assert!(table.lifted.is_empty());
     }
 }

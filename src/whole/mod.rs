@@ -19,6 +19,7 @@ mod binding;
 mod decide;
 mod decider;
 mod functions;
+mod loaded;
 mod mappings;
 mod nobodys;
 mod owed;
@@ -72,6 +73,7 @@ pub(crate) fn attach(library: &Library, binding: Binding) -> Result<(), String> 
         );
     };
     unattributed::watch();
+    loaded::begin();
     nobodys::begin();
     let first = ranges[0].base();
     decider::begin(Places::over(ranges), binding, library.twins);

@@ -90,7 +90,7 @@ fn name_of_own(python: Option<&Python>) -> Option<Name> {
     let given = system_name();
     let is_named = USUAL.get().is_some_and(|usual| *usual != given);
     let library = outermost();
-    if library.is_some_and(|library| python.is_some_and(|python| python.file == library.file)) {
+    if library.is_some_and(|library| python.is_some_and(|python| python.file == library.file())) {
         // From 3.14 on Python gives the system its threads' names: "Thread-7 (work)", one for each.
         let is_counted =
             given.strip_prefix(b"Thread-").is_some_and(|rest| rest.first().is_some_and(u8::is_ascii_digit));

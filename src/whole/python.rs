@@ -1,5 +1,6 @@
 //! Python's loop and some of its functions, as a native stack shows them: by where they begin.
 
+use super::loaded::loaded;
 use std::ffi::{c_int, c_void};
 use std::ops::ControlFlow::{self, Break, Continue};
 
@@ -152,10 +153,7 @@ pub(super) fn enclosing(ip: usize) -> usize {
 
 /// The start of the object file with this address; 0: of none.
 pub(crate) fn file_of(address: *const c_void) -> usize {
-    let mut info = empty();
-    // SAFETY: any address may be asked for; a place for the answer.
-    unsafe { libc::dladdr(address, &raw mut info) };
-    info.dli_fbase.addr()
+    loaded(address.addr()).map_or(0, |found| found.file)
 }
 
 /// How long the function is that begins here, and the start of the object file that it is in.
@@ -184,7 +182,7 @@ pub(crate) fn extent(function: *mut c_void) -> Option<(usize, usize)> {
     Some((size, info.dli_fbase.addr()))
 }
 
-pub(super) fn empty() -> libc::Dl_info {
+fn empty() -> libc::Dl_info {
     use std::ptr::null_mut;
     libc::Dl_info { dli_fname: null_mut(), dli_fbase: null_mut(), dli_sname: null_mut(), dli_saddr: null_mut() }
 }

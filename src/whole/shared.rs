@@ -230,8 +230,7 @@ pub(crate) type Shrinks = unsafe extern "C" fn(u32, *mut c_void, usize) -> bool;
 /// `struct mappings` of `mappings.c`.
 #[repr(C)]
 pub(crate) struct Mappings {
-    pub(super) mapped: unsafe extern "C" fn(*mut Thread, usize, usize, *const c_void),
-    pub(super) unmapped: unsafe extern "C" fn(*mut Thread, usize, usize),
+    pub(super) mapped: unsafe extern "C" fn(*mut Thread, usize, usize, usize, *const c_void),
     pub(super) lift: unsafe extern "C" fn(*mut Thread, usize, usize) -> usize,
     pub(super) settle: unsafe extern "C" fn(*mut Thread, usize, usize, usize, usize),
 }

@@ -2,9 +2,10 @@
 //! are known to survive it.
 
 use super::functions::{Functions, What};
-use super::python::{Python, each_return, empty, enclosing};
+use super::loaded::{Loaded, has_function, loaded};
+use super::python::{Python, each_return, enclosing, file_of};
 use crate::sync::Made;
-use std::ffi::{CStr, c_void};
+use std::ffi::c_void;
 use std::ops::ControlFlow::{self, Break, Continue};
 
 /// Packages whose libraries return an error where `malloc` returns NULL. Each is proved by a test
@@ -44,6 +45,11 @@ const EXPATS_FROM: usize = 4 << 10;
 /// Libraries of these packages and folders that are none. What steps asyncio's tasks would lose a task whose next step
 /// it cannot note, and a waiter that it cannot wake; what writes AVIF for Pillow goes on with what it has not got.
 const OTHERS: &[&str] = &["_asyncio.", "libavif"];
+
+/// Whether a library is Pillow's.
+fn is_pillows(path: &[u8]) -> bool {
+    path.windows(5).any(|window| window == b"/PIL/")
+}
 
 /// Whether this function is one that uses what it was refused.
 fn forgets_to_look(function: &[u8]) -> bool {
@@ -113,34 +119,29 @@ fn visit(walk: &mut Walk, ip: usize) -> ControlFlow<()> {
         walk.reached_python = true;
         return Break(());
     }
-    let mut info = empty();
-    // SAFETY: any address may be asked for; a place for the answer.
-    if unsafe { libc::dladdr(std::ptr::without_provenance(ip), &raw mut info) } == 0 || info.dli_fname.is_null() {
+    let Some(library) = loaded(ip) else {
         walk.survive = false;
         return Break(());
-    }
+    };
     let begin = enclosing(ip);
     let is_one_of = |functions: &[usize]| begin != 0 && functions.contains(&begin);
     if is_one_of(walk.python.fragile) {
         walk.survive = false;
         return Break(());
     }
-    if info.dli_fbase.addr() == walk.python.file {
+    if library.file == walk.python.file {
         walk.is_allocators = walk.asks_for_allocator && is_one_of(&walk.python.allocator);
         return if walk.is_allocators { Break(()) } else { Continue(()) };
     }
-    // SAFETY: the name of a loaded library, which ends with NUL.
-    let name = unsafe { CStr::from_ptr(info.dli_fname) }.to_bytes();
     if !walk.is_beyond {
-        walk.is_beyond = info.dli_fbase.addr() != walk.own_file;
+        walk.is_beyond = library.file != walk.own_file;
         if !walk.is_beyond {
             return Continue(());
         }
     }
-    let file = file_name(name);
-    // SAFETY: the name of a function, if it has one, which ends with NUL.
-    let function = unsafe { name_at(&info) };
-    if !survives(name, walk.size_bytes) || forgets_to_look(function) {
+    let path = library.path();
+    let file = file_name(path);
+    if !survives(path, walk.size_bytes) || is_pillows(path) && has_function(ip, forgets_to_look) {
         walk.survive = false;
         return Break(());
     }
@@ -148,18 +149,6 @@ fn visit(walk: &mut Walk, ip: usize) -> ControlFlow<()> {
     walk.is_expats |= is_expats;
     walk.is_others |= !is_expats && !file.starts_with(OWN);
     Continue(())
-}
-
-/// The name of the function that `dladdr` has found; empty: it has none that others may call.
-///
-/// # Safety
-/// - `dladdr` has filled it in, and its library is loaded.
-unsafe fn name_at(info: &libc::Dl_info) -> &[u8] {
-    if info.dli_sname.is_null() {
-        return &[];
-    }
-    // SAFETY: a name in the library's table, which ends with NUL.
-    unsafe { CStr::from_ptr(info.dli_sname) }.to_bytes()
 }
 
 /// Whether Python's loop has called us, and none of these functions (address and size) is between. Without a lock.
@@ -186,18 +175,10 @@ static ARROWS_FUNCTIONS: Made<Option<Functions>> = Made::new();
 pub(super) fn is_called_by_a_reader() -> bool {
     let (mut frames, mut reads, mut writes) = (0, false, false);
     each_return(|ip| {
-        let mut info = empty();
-        // SAFETY: any address may be asked for, with a place for the answer; the name of a loaded library, which ends
-        // with NUL.
-        let path = unsafe {
-            let is_known =
-                libc::dladdr(std::ptr::without_provenance(ip), &raw mut info) != 0 && !info.dli_fname.is_null();
-            if is_known { CStr::from_ptr(info.dli_fname).to_bytes() } else { &[] }
-        };
         frames += 1;
-        if file_name(path).starts_with(ARROWS_SURVIVOR) {
-            let functions = ARROWS_FUNCTIONS.get_or_make(|| Functions::of(path)).as_ref();
-            let what = functions.and_then(|functions| functions.what(ip - info.dli_fbase.addr()));
+        if let Some(library) = loaded(ip).filter(|library| file_name(library.path()).starts_with(ARROWS_SURVIVOR)) {
+            let functions = ARROWS_FUNCTIONS.get_or_make(|| Functions::of(library.path())).as_ref();
+            let what = functions.and_then(|functions| functions.what(ip - library.file));
             reads |= what == Some(What::Reads);
             writes |= what == Some(What::Writes);
         }
@@ -233,12 +214,10 @@ impl Answer {
 /// malloc. `is_object`: it is a block of an object itself. Called without a lock: the unwinder may take the loader's.
 #[cold]
 pub(super) fn answer_to_callers(python: Python, size_bytes: usize, is_object: bool) -> Answer {
-    let mut own = empty();
-    // SAFETY: any address may be asked for; a place for the answer.
-    unsafe { libc::dladdr((answer_to_callers as fn(Python, usize, bool) -> Answer) as *const c_void, &raw mut own) };
+    let own_file = file_of((answer_to_callers as fn(Python, usize, bool) -> Answer) as *const c_void);
     let mut walk = Walk {
         python,
-        own_file: own.dli_fbase.addr(),
+        own_file,
         is_beyond: false,
         asks_for_allocator: !is_object,
         size_bytes,
@@ -261,21 +240,18 @@ pub(super) fn answer_to_callers(python: Python, size_bytes: usize, is_object: bo
 }
 
 /// The library that a thread belongs to.
-#[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Library {
-    /// Where it begins.
-    pub(super) file: usize,
-    name: *const std::ffi::c_char,
-}
+pub(super) struct Library(Loaded);
 
 impl Library {
+    /// Where it begins.
+    pub(super) fn file(&self) -> usize {
+        self.0.file
+    }
+
     /// The name of its file, without the folder.
     pub(super) fn name(&self) -> &[u8] {
-        // SAFETY: `outermost` had it from glibc: the name of a library that is loaded, since a thread runs in it; it
-        // ends with NUL.
-        let path = unsafe { CStr::from_ptr(self.name) }.to_bytes();
-        file_name(path)
+        file_name(self.0.path())
     }
 }
 
@@ -294,11 +270,7 @@ pub(super) fn outermost() -> Option<Library> {
             found = None;
             return Break(());
         }
-        let mut info = empty();
-        // SAFETY: any address may be asked for; a place for the answer.
-        let is_known = unsafe { libc::dladdr(std::ptr::without_provenance(ip), &raw mut info) } != 0;
-        if is_known && !info.dli_fname.is_null() {
-            let library = Library { file: info.dli_fbase.addr(), name: info.dli_fname };
+        if let Some(library) = loaded(ip).map(Library) {
             let has = |part: &&str| library.name().windows(part.len()).any(|window| window == part.as_bytes());
             if !RUNTIMES.iter().any(has) {
                 found = Some(library);

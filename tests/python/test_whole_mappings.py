@@ -14,7 +14,9 @@ LIBC = """
         one.mmap.restype = one.mremap.restype = ctypes.c_void_p
         one.mmap.argtypes = [ctypes.c_void_p, sized, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
         one.munmap.argtypes = [ctypes.c_void_p, sized]
-        one.mremap.argtypes = [ctypes.c_void_p, sized, sized, ctypes.c_int]
+        one.mremap.argtypes = [ctypes.c_void_p, sized, sized, ctypes.c_int, ctypes.c_void_p]
+
+    FIXED_MOVE, KEEPS = 3, 5  # MAYMOVE with FIXED, and with DONTUNMAP
 
     def mapped(size, protection=BOTH, flags=PRIVATE, at=None, by=libc):
         start = by.mmap(at, size, protection, flags, -1, 0)
@@ -55,12 +57,88 @@ def test_mappings_are_followed_as_they_are_moved():
             start = mapped(4 * MiB)
             barrier = mapped(64 * MiB)
             for size, old in (16, 4), (2, 16), (32, 2):
-                start = libc.mremap(start, old * MiB, size * MiB, MAYMOVE)
+                start = libc.mremap(start, old * MiB, size * MiB, MAYMOVE, None)
                 assert start != FAILED and native(request) == size + 64, request.stats
-            assert libc.mremap(start, 32 * MiB, 2**50, MAYMOVE) == FAILED and native(request) == 96
+            assert libc.mremap(start, 32 * MiB, 2**50, MAYMOVE, None) == FAILED and native(request) == 96
             libc.munmap(barrier, 64 * MiB)
         libc.munmap(start, 32 * MiB)
         assert request.stats.live_bytes < MiB // 2, request.stats
+    """)
+
+
+def test_calls_that_fail_leave_each_account_as_it_was():
+    """They were forgotten first: 256 MiB passed a limit of 64, with `munmap(start, 2**62)` after each."""
+    mappings("""
+        with ctxalloc.request(whole=True) as request:
+            start = mapped(8 * MiB)
+            for call in [
+                lambda: libc.munmap(start, 2**62),
+                lambda: libc.munmap(start, 2**64 - 1),
+                lambda: libc.munmap(start + 1, MiB),
+                lambda: libc.mmap(start, MiB, BOTH, mmap.MAP_PRIVATE | FIXED, 999, 0),
+                lambda: libc.mmap(start, 2**47, BOTH, PRIVATE | FIXED, -1, 0),
+                lambda: libc.mmap(start + 1, MiB, BOTH, PRIVATE | FIXED, -1, 0),
+                lambda: libc.mremap(start, 8 * MiB, 2**50, MAYMOVE, None),
+                lambda: libc.mremap(start, 8 * MiB, 4 * MiB, 2, start),
+                lambda: libc.mremap(start, 8 * MiB, 8 * MiB, FIXED_MOVE, start + MiB),
+            ]:
+                assert call() in (-1, FAILED) and native(request) == 8, request.stats
+        libc.munmap(start, 8 * MiB)
+        assert native(request) == 0
+    """)
+
+
+def test_mappings_side_by_side_are_moved_as_one():
+    mappings("""
+        room = mapped(64 * MiB, mmap.PROT_NONE)
+        one, other = ctxalloc.request(whole=True), ctxalloc.request(whole=True)
+        def made():
+            with one as first:
+                mapped(2 * MiB, flags=PRIVATE | FIXED, at=room)
+                with other as second:
+                    mapped(2 * MiB, flags=PRIVATE | FIXED, at=room + 2 * MiB)
+            return first, second
+        def parts(*requests):
+            return [native(request) for request in requests]
+        one, other = ctxalloc.request(whole=True, root=True), ctxalloc.request(whole=True, root=True)
+        first, second = made()
+        assert parts(first, second) == [2, 2]
+        start = libc.mremap(room, 4 * MiB, 3 * MiB, MAYMOVE, None)
+        assert parts(first, second) == [2, 1]
+        with ctxalloc.request(whole=True) as third:
+            start = libc.mremap(start, 3 * MiB, 40 * MiB, MAYMOVE, None)
+        assert parts(first, second, third) == [2, 1, 37]
+        elsewhere = mapped(64 * MiB)
+        start = libc.mremap(start, 40 * MiB, 3 * MiB, FIXED_MOVE, elsewhere)
+        assert start == elsewhere and parts(first, second, third) == [2, 1, 0]
+        libc.munmap(start, MiB)
+        assert parts(first, second, third) == [1, 1, 0]
+        libc.munmap(start, 64 * MiB)
+        assert parts(first, second, third) == [0, 0, 0]
+        with ctxalloc.request(whole=True) as request:
+            start = mapped(4 * MiB)
+            copy = libc.mremap(start, 4 * MiB, 4 * MiB, KEEPS, None)
+            assert copy == FAILED or native(request) == 8  # the system is too old for it, or both are there
+    """)
+
+
+def test_a_signals_handler_may_map_in_the_midst_of_a_mapping():
+    """Who was asked whose a call was took the loader's lock: in a handler that waited for itself."""
+    mappings("""
+        import signal, faulthandler
+        faulthandler.dump_traceback_later(60, exit=True)
+        calls = 0
+        def handle(number, frame):
+            global calls
+            calls += 1
+            without_gil.munmap(mapped(MiB, by=without_gil), MiB)
+        signal.signal(signal.SIGALRM, handle)
+        signal.setitimer(signal.ITIMER_REAL, 0.0002, 0.0002)
+        with ctxalloc.request(whole=True) as request:
+            while calls < 2000:
+                without_gil.munmap(mapped(MiB, by=without_gil), MiB)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        assert native(request) == 0
     """)
 
 

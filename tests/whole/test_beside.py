@@ -307,6 +307,42 @@ def test_what_the_allocator_behind_promises_holds_for_samples(name):
     )
 
 
+STARTS = """
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+static void *work(void *none) {
+    free(malloc(100000));
+    munmap(mmap(0, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), 1 << 20);
+    return none;
+}
+__attribute__((constructor)) static void start(void) {
+    pthread_t thread;
+    if (pthread_create(&thread, 0, work, 0) == 0) pthread_join(thread, 0);
+}
+"""
+
+
+@needs_compiler
+@pytest.mark.parametrize("chosen", ["", "1"])
+def test_a_library_may_wait_for_its_threads_as_it_is_opened(chosen, tmp_path):
+    """The loader's lock is taken meanwhile, and who asked the loader whose thread that was waited for ever."""
+    libraries = [compiled(tmp_path, name, STARTS) for name in ("before", "within", "after")]
+    check(
+        f"""
+    import ctypes, faulthandler
+    faulthandler.dump_traceback_later(60, exit=True)
+    with ctxalloc.request(whole=True) as request:
+        pass
+    ctypes.CDLL({libraries[0]!r})
+    with ctxalloc.request(whole=True, limit_bytes=16 * MiB):
+        ctypes.CDLL({libraries[1]!r})
+    ctypes.CDLL({libraries[2]!r})
+    """,
+        CTXALLOC_WHOLE_MMAP=chosen,
+    )
+
+
 @needs_compiler
 def test_a_library_of_another_version_is_an_error(tmp_path):
     other = compiled(tmp_path, "libctxalloc_whole-0", "unsigned ctxalloc_whole_version(void) { return 1; }")

@@ -191,7 +191,7 @@ impl Places {
     }
 
     /// A sample with this record and this twin, which has as much room as the record has bytes. It is aligned as the
-    /// twin is, up to [`WINDOW`](super::samples::WINDOW).
+    /// twin is, from 16 bytes up to [`WINDOW`](super::samples::WINDOW).
     pub(super) fn allocate_sample(
         &self,
         kind: Kind,
@@ -200,10 +200,10 @@ impl Places {
         record: Record,
     ) -> Option<NonNull<u8>> {
         let room_bytes = record.size_bytes.max(1).next_multiple_of(UNIT);
-        let block = self.samples[kind as usize].allocate(twin.addr(), BEFORE_SAMPLE, room_bytes)?;
+        let block = self.samples[kind as usize].allocate(twin.addr().get(), BEFORE_SAMPLE, room_bytes)?;
         let place = HAS_TWIN | record.place & 1;
         // SAFETY: the block has room for both and for `room_bytes`, and nobody else has it. Its place is a multiple of
-        // 16, as the twin's is.
+        // 16.
         unsafe {
             self.table.forget(block.addr().get());
             block.sub(RECORD).cast::<Record>().write(Record { place, ..record });

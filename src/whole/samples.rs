@@ -14,7 +14,6 @@
 use super::range::{self, Range};
 use crate::source::Pages;
 use crate::sync::{ForkLock, HeldAcrossFork, Locked, held_across_fork};
-use std::num::NonZeroUsize;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -202,14 +201,16 @@ impl Samples {
         Self { range, state: held_across_fork(State(Locked::new(Area(None)))) }
     }
 
-    /// Room for so many bytes behind so many others, at an address that agrees with the twin's. Both are multiples of
-    /// 16. What is in it is anything.
-    pub(super) fn allocate(&self, twin: NonZeroUsize, before: usize, room_bytes: usize) -> Option<NonNull<u8>> {
-        debug_assert!(twin.get().is_multiple_of(GRAIN) && before.is_multiple_of(GRAIN));
+    /// Room for so many bytes behind so many others, at an address that agrees with the twin's, but for its last four
+    /// bits, which are 0: jemalloc aligns blocks of up to 8 bytes to 8. Both sizes are multiples of 16. What is in it
+    /// is anything.
+    pub(super) fn allocate(&self, twin: usize, before: usize, room_bytes: usize) -> Option<NonNull<u8>> {
+        debug_assert!(room_bytes.is_multiple_of(GRAIN) && before.is_multiple_of(GRAIN));
         debug_assert!(before < WINDOW && room_bytes < WINDOW);
+        let twin = twin & !(GRAIN - 1);
         loop {
             // SAFETY: the lock is held.
-            let place = |area: &mut Area| unsafe { area.place(twin.get(), before, before + room_bytes) };
+            let place = |area: &mut Area| unsafe { area.place(twin, before, before + room_bytes) };
             if let Some(start) = self.state.0.with(place) {
                 return NonNull::new(std::ptr::with_exposed_provenance_mut(start + before));
             }
@@ -234,7 +235,7 @@ impl Samples {
 
 #[cfg(test)]
 mod tests {
-    use super::{CHUNK, FIRST, LAST, NonNull, NonZeroUsize, Range, Samples, WINDOW, head};
+    use super::{CHUNK, FIRST, LAST, NonNull, Range, Samples, WINDOW, head};
     use crate::random::Random;
 
     const BEFORE: usize = 48;
@@ -244,8 +245,8 @@ mod tests {
         Samples::over(range)
     }
 
-    fn twin(random: &mut Random) -> NonZeroUsize {
-        NonZeroUsize::new((1 << 30) + random.below(1 << 16) * 16).expect("not 0")
+    fn twin(random: &mut Random) -> usize {
+        (1 << 30) + random.below(1 << 17) * 8
     }
 
     fn chunks(samples: &Samples) -> usize {
@@ -270,7 +271,7 @@ mod tests {
             if live.is_empty() || random.below(4) < if fills { 3 } else { 1 } {
                 let (twin, room) = (twin(&mut random), 16 * (1 + random.below(70)));
                 let block = samples.allocate(twin, BEFORE, room).expect("memory");
-                assert_eq!(block.addr().get() % WINDOW, twin.get() % WINDOW);
+                assert_eq!(block.addr().get() % WINDOW, twin % WINDOW / 16 * 16);
                 // SAFETY: the block has so many bytes before it and behind it.
                 unsafe { block.sub(BEFORE).write_bytes(step as u8, BEFORE + room) };
                 live.push((block, room, step as u8));
@@ -313,7 +314,7 @@ mod tests {
     fn a_chunk_has_room_for_twins_at_each_edge_of_a_window() {
         let samples = samples();
         for offset in [0, 16, WINDOW - 16] {
-            let twin = NonZeroUsize::new((1 << 30) + offset).expect("not 0");
+            let twin = (1 << 30) + offset;
             let blocks: Vec<_> =
                 (FIRST..=LAST).map(|_| samples.allocate(twin, BEFORE, 2048).expect("memory")).collect();
             let all = chunks(&samples);

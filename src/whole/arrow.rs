@@ -8,6 +8,7 @@
 
 use super::addresses::Addresses;
 use super::decide::{ALIGN, EXACT_FROM, allocate_for, is_native, pays_for_growth, release, selected};
+use super::loaded::{Loaded, loaded};
 use super::python::extent;
 use super::resize::resize_for;
 use super::shared::{DONE, GetThread, Kind, Library, PASS, REFUSED, Thread};
@@ -138,31 +139,21 @@ fn prepare_statics(caller: *mut c_void) {
 
 /// A library that is loaded, which it stays.
 struct LoadedLibrary {
-    name: &'static CStr,
+    library: Loaded,
     handle: *mut c_void,
 }
 
 impl LoadedLibrary {
     /// The one that this address is in.
     fn of(address: *mut c_void) -> Option<Self> {
-        let mut info = libc::Dl_info {
-            dli_fname: null_mut(),
-            dli_fbase: null_mut(),
-            dli_sname: null_mut(),
-            dli_saddr: null_mut(),
-        };
-        // SAFETY: any address may be asked for; a place for the answer, whose name stays while the library is loaded.
-        unsafe {
-            if libc::dladdr(address, &raw mut info) == 0 || info.dli_fname.is_null() {
-                return None;
-            }
-            let handle = libc::dlopen(info.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD);
-            (!handle.is_null()).then(|| Self { name: CStr::from_ptr(info.dli_fname), handle })
-        }
+        let library = loaded(address.addr())?;
+        // SAFETY: a name that ends with NUL, of a library that is loaded.
+        let handle = unsafe { libc::dlopen(library.name().as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+        (!handle.is_null()).then_some(Self { library, handle })
     }
 
     fn is_named(&self, part: &str) -> bool {
-        self.name.to_bytes().windows(part.len()).any(|window| window == part.as_bytes())
+        self.library.path().windows(part.len()).any(|window| window == part.as_bytes())
     }
 
     /// A symbol of its own or of what it needs.

@@ -6,18 +6,19 @@ use super::decider::{DECIDER, Decider, any_is_charged, busy, is_profiled, rememb
 use super::nobodys;
 use super::owed::told_by_null;
 pub(super) use super::place::ALIGN;
-use super::place::Record;
+use super::place::{Places, Record};
 use super::samples::WINDOW;
 pub(super) use super::sampling::EXACT_FROM;
-use super::sampling::{counted, taken, taken_for_room, weight_of_sample, weight_of_taken};
-use super::shared::{DONE, GROWN, Kind, MADE, NOT_RAISING, PASS, RAISING, REFUSED, Thread, ZEROED};
+use super::sampling::{counted, taken, weight_of_sample};
+use super::shared::{DONE, GROWN, Kind, NOT_RAISING, PASS, RAISING, REFUSED, Thread, ZEROED};
+use super::twin::{Twin, Wanted};
 use super::{range, walk, walk::Answer};
 use crate::handler::Handler;
 use crate::handler::requests::{
-    Beyond, Charged, Payer, charge, imports_around, is_counted, is_refused, may_import, tell_by_null,
+    Beyond, Charged, charge, imports_around, is_counted, is_refused, may_import, tell_by_null,
 };
 use crate::os;
-use crate::strategy::account::{Force, Weight};
+use crate::strategy::account::Weight;
 use std::ffi::{c_int, c_void};
 use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
@@ -128,27 +129,6 @@ fn allocate_slowly(thread: &mut Thread, asked: Asked, selected: Option<Option<Ha
             (PASS, null_mut())
         }
     }
-}
-
-/// A block that is asked for.
-#[derive(Debug, Clone, Copy)]
-struct Wanted {
-    kind: Kind,
-    size_bytes: usize,
-    align: usize,
-    zeroed: bool,
-    is_sample: bool,
-    /// If it is a sample.
-    twin: Twin,
-}
-
-/// The block that would be in a sample's place.
-#[derive(Debug, Clone, Copy)]
-enum Twin {
-    None,
-    New,
-    /// This one, resized.
-    Of(NonNull<c_void>),
 }
 
 /// A block of a pool of Arrow's, which has a request of its own where the thread has none.
@@ -312,63 +292,6 @@ impl Decider {
         }
     }
 
-    /// Whether a block that becomes a sample had so much room before. Of malloc's only others are looked at.
-    #[cold]
-    fn shrinks(&self, kind: Kind, twin: Twin, size_bytes: usize) -> bool {
-        let Twin::Of(old) = twin else { return false };
-        // SAFETY: a live block of this kind that is not placed, as `preload.c` said.
-        kind != Kind::Native && unsafe { (self.twins.shrinks)(kind as u32, old.as_ptr(), size_bytes) }
-    }
-
-    /// Makes a sample, which is charged with this record, and its twin.
-    fn place_sample(
-        &self,
-        thread: &mut Thread,
-        wanted: Wanted,
-        payer: Payer,
-        record: Record,
-        handler: Handler,
-    ) -> (u32, *mut u8) {
-        let Wanted { kind, size_bytes, align, zeroed, twin, .. } = wanted;
-        let (weight, drawn_bytes) = (record.weight(), record.drawn_bytes);
-        let old = if let Twin::Of(old) = twin { old.as_ptr() } else { null_mut() };
-        let mut room_bytes = 0;
-        // SAFETY: a live block of this kind that is not placed, or none, and a place for the answer.
-        let made = unsafe { (self.twins.make)(kind as u32, old, size_bytes, align, &raw mut room_bytes) };
-        let Some(made) = NonNull::new(made.cast::<u8>()) else {
-            // SAFETY: charged for this block.
-            unsafe { payer.release(weight) };
-            nobodys::add(thread, weight.bytes, self.binding.python.as_ref());
-            return (PASS, null_mut());
-        };
-        let taken_bytes = if kind == Kind::Native { taken_for_room(room_bytes) } else { taken(kind, size_bytes) };
-        let after = Weight { bytes: weight_of_taken(taken_bytes, drawn_bytes), ..weight };
-        if after.bytes != weight.bytes {
-            // SAFETY: charged with `weight`, for this block. What its allocator has for it is no question to a limit.
-            unsafe { payer.reweigh(weight, after, Some(Force::Undo)) };
-        }
-        let record = Record::new(payer, room_bytes, after, drawn_bytes);
-        match self.places.allocate_sample(kind, made, zeroed, record) {
-            Some(block) => {
-                if is_profiled() {
-                    self.tell_made(block, after, (after.bytes / taken_bytes) as u64, handler);
-                }
-                (DONE, block.as_ptr())
-            }
-            None => {
-                // SAFETY: charged for this block. What it has in its place is as large as was asked for.
-                unsafe {
-                    payer.release(after);
-                    if zeroed {
-                        made.write_bytes(0, size_bytes);
-                    }
-                }
-                nobodys::add(thread, after.bytes, self.binding.python.as_ref());
-                (MADE, made.as_ptr())
-            }
-        }
-    }
-
     /// A limit has no room for the block: it is charged beyond that, or is nobody's, or (the error) this is the answer.
     #[cold]
     #[inline(never)]
@@ -449,15 +372,17 @@ impl Decider {
                 // least: the pool's blocks are multiples of 64, and only 32 are before it.
                 unsafe {
                     next = NonNull::new(block.cast::<*mut u8>().read());
-                    self.release(kind, block);
+                    self.release(kind, block); // whose twin went at once
                 }
             }
         }
     }
 
+    /// Returns its twin, which is the caller's from now on; null: it has none.
+    ///
     /// # Safety
     /// - `block` is a placed block of this kind that was given up.
-    unsafe fn release(&self, kind: Kind, block: NonNull<u8>) {
+    unsafe fn release(&self, kind: Kind, block: NonNull<u8>) -> *mut u8 {
         // SAFETY: the block is placed (this function's contract), so it has a record.
         let record = unsafe { self.places.record(block) };
         let Some(payer) = record.payer() else { die("a block was freed twice") };
@@ -467,8 +392,10 @@ impl Decider {
         // SAFETY: the block was given up, and charged with this weight; its memory goes first, since the payer's end
         // may do anything.
         unsafe {
+            let twin = Places::twin(block, &record);
             self.places.release(kind, block, &record);
             payer.release(record.weight());
+            twin
         }
     }
 
@@ -491,16 +418,15 @@ pub(super) unsafe extern "C" fn release(thread: *mut Thread, kind: u32, block: *
     let thread = unsafe { &mut *thread };
     // SAFETY: a block that is given up (this function's contract). One that is postponed has its twin no longer.
     unsafe {
-        let twin = decider.places.twin(block);
-        if thread.is_forking() {
-            if !twin.is_null() {
-                decider.places.set_twin(block, null_mut());
-            }
-            postpone(kind, block);
-        } else {
+        if !thread.is_forking() {
             let _busy = busy(thread);
-            decider.release(Kind::of(kind), block);
+            return decider.release(Kind::of(kind), block).cast();
         }
+        let twin = Places::twin(block, &decider.places.record(block));
+        if !twin.is_null() {
+            decider.places.set_twin(block, null_mut());
+        }
+        postpone(kind, block);
         twin.cast()
     }
 }

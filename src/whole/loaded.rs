@@ -16,8 +16,12 @@ pub(super) struct Loaded {
 impl Loaded {
     /// Its path, as the loader knows it.
     pub(super) fn path(&self) -> &[u8] {
+        self.name().to_bytes()
+    }
+
+    pub(super) fn name(&self) -> &CStr {
         // SAFETY: the loader gave it, for a file that is loaded, since a thread runs in it; it ends with NUL.
-        unsafe { CStr::from_ptr(self.name) }.to_bytes()
+        unsafe { CStr::from_ptr(self.name) }
     }
 }
 
@@ -79,10 +83,13 @@ fn by_dladdr(address: usize) -> Option<Loaded> {
     (!info.dli_fname.is_null()).then_some(Loaded { file: info.dli_fbase.addr(), name: info.dli_fname })
 }
 
+pub(super) fn empty() -> libc::Dl_info {
+    libc::Dl_info { dli_fname: null_mut(), dli_fbase: null_mut(), dli_sname: null_mut(), dli_saddr: null_mut() }
+}
+
 /// What the loader knows of this address, with the function that it is in. It takes the loader's lock.
 fn symbol_at(address: usize) -> Option<libc::Dl_info> {
-    let mut info =
-        libc::Dl_info { dli_fname: null_mut(), dli_fbase: null_mut(), dli_sname: null_mut(), dli_saddr: null_mut() };
+    let mut info = empty();
     // SAFETY: any address may be asked for; a place for the answer.
     let is_known = unsafe { libc::dladdr(std::ptr::without_provenance(address), &raw mut info) } != 0;
     is_known.then_some(info)

@@ -30,6 +30,7 @@ mod resize;
 mod samples;
 mod sampling;
 mod shared;
+mod twin;
 mod walk;
 
 pub(crate) use binding::{Binding, Profile, Runs};
@@ -55,8 +56,8 @@ static SLOW: Slow = Slow {
     allocate: decide::allocate,
     resize: resize::resize,
     release: decide::release,
-    twin: resize::twin,
-    keep: resize::keep,
+    twin: twin::twin,
+    keep: twin::keep,
     usable: decide::usable,
     grows_for_nobody: decide::grows_for_nobody,
     requests: &WHOLE_REQUESTS,

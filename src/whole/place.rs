@@ -221,15 +221,14 @@ impl Places {
     /// The twin of a block, if it has one.
     ///
     /// # Safety
-    /// - `block` is a live one of these places.
-    pub(super) unsafe fn twin(&self, block: NonNull<u8>) -> *mut u8 {
-        // SAFETY: the block is live (this function's contract); `allocate_sample` wrote its twin there.
-        unsafe {
-            if !self.record(block).has_twin() {
-                return std::ptr::null_mut();
-            }
-            std::ptr::with_exposed_provenance_mut(block.sub(BEFORE_SAMPLE).cast::<Twin>().read().address)
+    /// - `block` is a live one of these places, with this record.
+    pub(super) unsafe fn twin(block: NonNull<u8>, record: &Record) -> *mut u8 {
+        if !record.has_twin() {
+            return std::ptr::null_mut();
         }
+        // SAFETY: the block is live (this function's contract), and `allocate_sample` wrote its twin there.
+        let twin = unsafe { block.sub(BEFORE_SAMPLE).cast::<Twin>().read() };
+        std::ptr::with_exposed_provenance_mut(twin.address)
     }
 
     /// Notes that the twin of a sample is this one from now on; null: it is given up.

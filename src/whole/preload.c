@@ -70,6 +70,8 @@ static uintptr_t base = (uintptr_t)1 << 63, end;
 static const struct slow *slow; /* NULL until attached */
 static size_t exact_from = SIZE_MAX;
 
+static inline const struct slow *attached(void) { return __atomic_load_n(&slow, __ATOMIC_ACQUIRE); }
+
 /* How many bytes a thread asks for before it looks whether somebody has attached. */
 #define UNATTACHED_LOOK (1 << 20)
 
@@ -181,7 +183,7 @@ static __attribute__((noinline)) void merge(void) {
  * nothing is done for these that others alone need: Rust keeps errno. */
 static __attribute__((noinline)) void *decide(uint32_t kind, size_t size, size_t align, uint32_t how, void *old,
                                               uint32_t *outcome) {
-    const struct slow *decider = __atomic_load_n(&slow, __ATOMIC_ACQUIRE);
+    const struct slow *decider = attached();
     *outcome = PASS;
     if (!decider) {
         self.left = UNATTACHED_LOOK;
@@ -266,11 +268,11 @@ static void *make_twin(uint32_t kind, void *old, size_t size, size_t align, size
     return old ? own->realloc(own->ctx, old, size) : own->malloc(own->ctx, size);
 }
 
-static inline void *twin_of(void *block) { return __atomic_load_n(&slow, __ATOMIC_ACQUIRE)->twin(block); }
+static inline void *twin_of(void *block) { return attached()->twin(block); }
 
 static __attribute__((noinline)) void free_placed(int kind, void *block) {
     int saved = errno;
-    const struct slow *decider = __atomic_load_n(&slow, __ATOMIC_ACQUIRE);
+    const struct slow *decider = attached();
     bool is_large = samples >= SAMPLES_TO_LARGE && decider->usable(block) >= LARGE_FOR_GLIBC;
     void *twin = decider->release(&self, kind, block);
     errno = saved;
@@ -331,7 +333,7 @@ static void *resize_placed(int kind, void *block, size_t size, uint32_t *outcome
         return nothing;
     }
     int saved = errno;
-    void *moved = __atomic_load_n(&slow, __ATOMIC_ACQUIRE)->resize(&self, kind, block, size, outcome);
+    void *moved = attached()->resize(&self, kind, block, size, outcome);
     errno = *outcome == REFUSED ? ENOMEM : saved;
     return moved;
 }
@@ -339,7 +341,7 @@ static void *resize_placed(int kind, void *block, size_t size, uint32_t *outcome
 /* Copies what is in a placed block to one of so many bytes that comes in its place; false: there is none. */
 static bool copy_placed(void *other, const void *block, size_t size) {
     if (!other) return false;
-    size_t usable = __atomic_load_n(&slow, __ATOMIC_ACQUIRE)->usable((void *)block);
+    size_t usable = attached()->usable((void *)block);
     memcpy(other, block, usable < size ? usable : size);
     return true;
 }
@@ -352,7 +354,7 @@ static __attribute__((noinline)) void *replace_placed(int kind, void *block, voi
 /* The same for a sample whose twin became the other one. */
 static void *replace_sample(int kind, void *block, void *other, size_t size) {
     int saved = errno;
-    if (copy_placed(other, block, size)) (void)__atomic_load_n(&slow, __ATOMIC_ACQUIRE)->release(&self, kind, block);
+    if (copy_placed(other, block, size)) (void)attached()->release(&self, kind, block);
     errno = saved;
     return other;
 }
@@ -375,7 +377,7 @@ static void *resize_sample(void *old, void *twin, size_t size) {
     if (size > next.usable(twin)) return replace_sample(NATIVE, old, realloc(twin, size), size);
     void *resized = next.realloc(twin, size);
     if (!resized) resized = twin;
-    __atomic_load_n(&slow, __ATOMIC_ACQUIRE)->keep(&self, old, resized, next.usable(resized));
+    attached()->keep(&self, old, resized, next.usable(resized));
     return old;
 }
 
@@ -473,7 +475,7 @@ EXPORT void *pvalloc(size_t size) {
 }
 
 EXPORT size_t malloc_usable_size(void *block) {
-    if (kind_of_placed(block) != KINDS) return __atomic_load_n(&slow, __ATOMIC_ACQUIRE)->usable(block);
+    if (kind_of_placed(block) != KINDS) return attached()->usable(block);
     return next.usable(block);
 }
 

@@ -1,6 +1,6 @@
 //! Python's loop and some of its functions, as a native stack shows them: by where they begin.
 
-use super::loaded::loaded;
+use super::loaded::{empty, loaded};
 use std::ffi::{c_int, c_void};
 use std::ops::ControlFlow::{self, Break, Continue};
 
@@ -180,9 +180,4 @@ pub(crate) fn extent(function: *mut c_void) -> Option<(usize, usize)> {
     // SAFETY: glibc gave a pointer to an `Elf64_Sym` of a library that is never unloaded: Python's.
     let size = unsafe { (*symbol.cast::<Symbol>()).size };
     Some((size, info.dli_fbase.addr()))
-}
-
-fn empty() -> libc::Dl_info {
-    use std::ptr::null_mut;
-    libc::Dl_info { dli_fname: null_mut(), dli_fbase: null_mut(), dli_sname: null_mut(), dli_saddr: null_mut() }
 }

@@ -7,7 +7,7 @@ use super::decider::{DECIDER, Decider, busy, is_profiled};
 use super::owed::told_by_null;
 use super::place::Record;
 use super::range;
-use super::sampling::{EXACT_FROM, taken_for_room, weight_of_sample, weight_of_taken};
+use super::sampling::{EXACT_FROM, weight_of_sample};
 use super::shared::{DONE, Kind, PASS, REFUSED, Thread, handler_of};
 use super::walk::Answer;
 use crate::handler::Handler;
@@ -60,43 +60,6 @@ pub(super) unsafe fn resize_for(
             decider.resize(thread, Kind::Native, block, size_bytes, owner, answer_to_arrow)
         },
         _ => (REFUSED, null_mut()),
-    }
-}
-
-/// The twin of a block, which is resized in its place; null: it has none.
-///
-/// # Safety
-/// - called by `preload.c`: a live placed block.
-pub(super) unsafe extern "C" fn twin(block: *mut c_void) -> *mut c_void {
-    let (Some(decider), Some(block)) = (DECIDER.get(), NonNull::new(block.cast::<u8>())) else { return null_mut() };
-    // SAFETY: a live placed block (this function's contract).
-    unsafe { decider.places.twin(block) }.cast()
-}
-
-/// A sample of `malloc` stays what it is, since its twin had room for the new size. Its twin is this one now, with so
-/// much room.
-///
-/// # Safety
-/// - called by `preload.c`: the thread is this one, and the block a live placed one with a twin.
-pub(super) unsafe extern "C" fn keep(thread: *mut Thread, block: *mut c_void, twin: *mut c_void, room_bytes: usize) {
-    let (Some(decider), Some(block)) = (DECIDER.get(), NonNull::new(block.cast::<u8>())) else { return };
-    // SAFETY: this thread's own struct, and a live placed block with a twin (this function's contract), which is
-    // charged as its record says. A thread that forks has taken all locks: there it stays charged as it was.
-    unsafe {
-        decider.places.set_twin(block, twin.cast());
-        let old = decider.places.record(block);
-        let Some(payer) = old.payer().filter(|_| !(*thread).is_forking()) else { return };
-        if room_bytes == old.size_bytes {
-            return;
-        }
-        let _busy = busy(&mut *thread);
-        let bytes = weight_of_taken(taken_for_room(room_bytes), old.drawn_bytes);
-        let after = Weight { bytes, ..old.weight() };
-        payer.reweigh(old.weight(), after, Some(Force::Undo));
-        decider.places.note_room(block, &old, room_bytes, after);
-        if is_profiled() {
-            (decider.binding.profile.resized)(block.addr().get(), block.addr().get(), after);
-        }
     }
 }
 

@@ -91,7 +91,6 @@ def test_calls_that_fail_leave_each_account_as_it_was():
 def test_mappings_side_by_side_are_moved_as_one():
     mappings("""
         room = mapped(64 * MiB, mmap.PROT_NONE)
-        one, other = ctxalloc.request(whole=True), ctxalloc.request(whole=True)
         def made():
             with one as first:
                 mapped(2 * MiB, flags=PRIVATE | FIXED, at=room)

@@ -280,10 +280,7 @@ def test_what_the_allocator_behind_promises_holds_for_samples(name):
         + """
     libc.aligned_alloc.restype, libc.aligned_alloc.argtypes = ctypes.c_void_p, libc.memalign.argtypes
     def outcomes(how):
-        found = set()
-        for n in range(20_000):
-            found.add(how())
-        return found
+        return {how() for _ in range(20_000)}
 
     def aligned(align, size):
         block = libc.aligned_alloc(align, size)

@@ -388,9 +388,8 @@ impl State {
         // What is given back is never refused.
         if growth > 0 {
             // What was made before the end stays charged, also to a request that is detached from what comes after.
-            let is_late = |terms| terms == Counting::Late;
-            let terms = self.terms(new_size_bytes).map(is_late);
-            let reserved = terms.and_then(|is_late| self.chain.reserve(growth, new_size_bytes, is_late));
+            let reserve = |terms| self.chain.reserve(growth, new_size_bytes, terms == Counting::Late);
+            let reserved = self.terms(new_size_bytes).and_then(reserve);
             if let Err(refused) = reserved {
                 self.remember(refused);
                 return None;
